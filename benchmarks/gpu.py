@@ -20,6 +20,7 @@ that a GPU that gets warm counts for all. `batch` is 256 or what there is memory
 - `graph_vs_eager_small_batch`: forward and backward of a batch of 16 as CUDA graphs against
   launched one by one: what a loop that records its step could gain where launches are slow.
 - `jpeg_gpu_images_per_s`, `jpeg_gpu_vs_core`: JPEG decoded by nvJPEG against one core.
+- `decode_gpu_vs_cpu`: the first loop with `decode=gpu` against without.
 - `nccl2_efficiency`, `nccl2_hidden`, `nccl2_bus_gb_per_s`: with two GPUs, images a second of two
   ranks against twice those of one; the share of an all-reduce of the gradients, timed alone, that
   the backward pass hides; and the bus bandwidth of that one, 2 (n - 1) / n times its bytes.
@@ -56,6 +57,7 @@ NEEDED = {
 """Modules, and the packages that have them."""
 JPEG, CACHED, SAME, THEIRS = "JPEG", "decoded cache", "the same batch again", "torchvision"
 THEIRS_SAME = "torchvision, the same batch again"
+DECODED = "JPEG, decoded on the GPU"
 COMPILED = "compiled, the same batch again"
 
 
@@ -98,6 +100,8 @@ class Measurement:
             figures |= self.part("evaluation", 50, in_a_process, single.evaluating, str(root), *of)
             jpeg = (single.decoding, str(root), device)
             figures |= self.part("JPEG decoding", 30, in_a_process, *jpeg)
+            if device == "cuda" and JPEG in rates:
+                figures |= self.part("decode=gpu", 40, self.decoded_there, root, rates[JPEG])
             if gpus < ranks.WORLD:
                 print(f"{gpus} GPUs: nccl and fsdp over two ranks are not measured")
             elif SAME in rates:
@@ -153,6 +157,12 @@ class Measurement:
         fields = self.fields | {"compile": True}
         made_of = (steps_of_ours, root, self.name, self.size, loops.STEPS, fields, True)
         return {"compile_vs_eager": self.turn_of(COMPILED, made_of)[COMPILED] / eager}
+
+    def decoded_there(self, root: Path, by_loaders: float) -> dict[str, float]:
+        """What decoding on the GPU gains in a training from JPEG files."""
+        fields = self.fields | {"workers": max(1, int(machine.cpus())), "decode": "gpu"}
+        made_of = (steps_of_ours, root, self.name, self.size, loops.STEPS, fields)
+        return {"decode_gpu_vs_cpu": self.turn_of(DECODED, made_of)[DECODED] / by_loaders}
 
     def two_ranks(self, root: Path, one: float) -> dict[str, float]:
         """What a second rank adds, and what shards save."""

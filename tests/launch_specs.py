@@ -45,7 +45,7 @@ def made(
     """Return the `spec` of a job with these settings; `in_cluster` is the runtime of a TrainJob."""
     spec = LaunchSpec.create(**{**SPEC, **fields}, kind=kind)
     meta = {"name": "job", "labels": JOB_LABELS}
-    return dict(spec.job_kind.manifest(spec, meta, runtime=in_cluster)["spec"])
+    return dict(spec.job_kind.manifest(spec, meta, "", in_cluster)["spec"])
 
 
 def templates(job: dict[str, Any]) -> dict[str, dict[str, Any]]:

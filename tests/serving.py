@@ -185,6 +185,11 @@ def serving(server: TCPServer) -> Iterator[str]:
         server.server_close()
 
 
+def serving_by(handler: Callable[..., Any]) -> contextlib.AbstractContextManager[str]:
+    """The same for a server of HTTP by this handler."""
+    return serving(ThreadingHTTPServer(("127.0.0.1", 0), handler))
+
+
 def free_port() -> int:
     """A port of the loopback interface that nothing listens on, not returned before.
 

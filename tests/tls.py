@@ -1,15 +1,19 @@
 """Keys: of servers on the loopback interface that speak TLS, and of an account at Google."""
 
+import contextlib
 import datetime
 import ipaddress
 import json
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from kfp_ddp.storage.http import origin
 
 
 def google_account(folder: Path, token_uri: str, patch: pytest.MonkeyPatch) -> Path:
@@ -36,8 +40,16 @@ def private(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
     )
 
 
-def loopback_certificate(folder: Path) -> Path:
-    """A file with a key and its certificate for 127.0.0.1, written to this folder."""
+def server_context(certificate: Path) -> ssl.SSLContext:
+    """What a server with this certificate speaks TLS by."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    return context
+
+
+@contextlib.contextmanager
+def trusted(folder: Path) -> Iterator[ssl.SSLContext]:
+    """Trust a new certificate for 127.0.0.1; yields what a server with it speaks TLS by."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
@@ -46,11 +58,8 @@ def loopback_certificate(folder: Path) -> Path:
     signed = made.add_extension(here, critical=False).sign(key, hashes.SHA256())
     certificate = folder / "peer.pem"
     certificate.write_bytes(private(key) + signed.public_bytes(serialization.Encoding.PEM))
-    return certificate
-
-
-def server_context(certificate: Path) -> ssl.SSLContext:
-    """What a server with this certificate speaks TLS by."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate)
-    return context
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(certificate))
+        origin.tls.cache_clear()
+        yield server_context(certificate)
+    origin.tls.cache_clear()

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn, Protocol, TypeVar
@@ -44,6 +45,12 @@ class World:
         """Print a line on rank 0."""
         if self.first:
             print(line, flush=True)
+
+    def seconds(self) -> float:
+        """Return the time in seconds once the device has done all its work."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
 
     def from_first(self, produce: Callable[[], T]) -> T:
         """Return on every rank what `produce` returns on rank 0; errors as in `raise_on_all`."""

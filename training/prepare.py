@@ -17,7 +17,7 @@ from kfp_ddp.core.run_folder import try_to_write
 from kfp_ddp.core.version import pinned
 from kfp_ddp.training import batches, memory
 from kfp_ddp.training.config import AUTO, TrainConfig
-from kfp_ddp.training.data import shards, shared_memory
+from kfp_ddp.training.data import on_device, shards, shared_memory
 from kfp_ddp.training.data.cache import Cache, folder_for
 from kfp_ddp.training.data.image_files import Findings, examine
 from kfp_ddp.training.data.loader import Split
@@ -138,6 +138,10 @@ def resolve(
             names.add("warmup_epochs")
         earlier = {"background": "", "value_range": "", **before}
         saved = {name: earlier[name] for name in names if not config.is_set(name)}
+    obstacle = config.decode != "cpu" and on_device.obstacle(config, world.device)
+    if config.decode == "gpu" and obstacle:
+        raise InputError(f"decode=gpu is not possible: {obstacle}; set decode=cpu")
+    decode = "cpu" if obstacle else config.decode
     precision: str = config.precision
     if precision == "auto":
         precision = half_precision(world.device, config.strategy)
@@ -146,7 +150,7 @@ def resolve(
                 f"precision={precision}, by {torch.cuda.get_device_name(world.device)}", flush=True
             )
     filled = {"batch_size": batch, "micro_batch_size": micro, "precision": precision}
-    return config.model_copy(update={**filled, **saved})
+    return config.model_copy(update={**filled, "decode": decode, **saved})
 
 
 def _built_or_examined(

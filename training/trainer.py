@@ -1,8 +1,9 @@
 """The training loop, its loss and the validation."""
 
+import functools
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.data import on_device
 from kfp_ddp.training.data.cache import decoded_bytes
 from kfp_ddp.training.data.loader import (
     DeviceBatch,
@@ -259,11 +261,28 @@ class Trainer:
 
     def batches(self) -> Iterator[DeviceBatch]:
         """Load this rank's micro-batches from the next step to the end of the run."""
-        keys = self.sampler.batches(self.step, self.config.epochs)
-        images = Images(self.split.index, self.config, for_training=True, cache=self.split.cache)
-        pin = self.world.device.type == "cuda"
-        ready = loader(images, keys, self.config.workers, pin, self.split.prefetch)
-        return to_device(iter(ready), self.world.device, pixels_of(self.config))
+        config, sampler, first = self.config, self.sampler, self.step
+        if config.decode != "auto" or self.split.cache:
+            return self._batches(config.decode, first)
+        ready = -(-(config.workers * self.split.prefetch + 2) // sampler.mine)
+        left = sampler.steps - first % sampler.steps
+        if left < len(on_device.WAYS) * (ready + on_device.STEPS):  # an evaluation would count
+            self.world.print(f"decode=cpu: the {left} steps left of an epoch are too few to try")
+            return self._batches("cpu", first)
+
+        def begin(way: str, step: int) -> Generator[DeviceBatch]:
+            return self._batches(way, first + step)
+
+        return on_device.fastest(begin, sampler.mine, ready, self.world.seconds, self.world.print)
+
+    def _batches(self, decode: str, step: int) -> Generator[DeviceBatch]:
+        config = self.config.model_copy(update={"decode": decode})
+        images = Images(self.split.index, config, for_training=True, cache=self.split.cache)
+        keys = self.sampler.batches(step, config.epochs)
+        device = self.world.device
+        ready = loader(images, keys, config.workers, device.type == "cuda", self.split.prefetch)
+        decoded = functools.partial(images.decode, device)
+        return to_device(iter(ready), device, pixels_of(config), decoded)
 
     def _train_step(self, batches: Iterator[DeviceBatch], rate: float) -> Tensor:
         """Do one optimizer step over this rank's micro-batches; return the mean of their losses.

@@ -8,6 +8,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.fields import is_gpu
 from kfp_ddp.k8s.api import ApiError, Object
 from kfp_ddp.k8s.objects import allocatable, parse_quantity
+from kfp_ddp.training.config import TrainConfig
 
 CHOOSE = "give gpus_per_node, 0 to train on CPUs"
 DRIVER, CAPABILITY = 580, (7, 5)
@@ -51,6 +52,15 @@ def cpu_warning(nodes: Sequence[Object] | ApiError, resource: str) -> str:
     counts = allocatable(nodes)
     unused = [f"{sum(counts[n])} {n}" for n in sorted(counts) if n == resource or is_gpu(n)]
     return f"{warning}, though nodes have {' and '.join(unused)}" if unused else warning
+
+
+def check_on_cpus(config: TrainConfig) -> None:
+    """Raise InputError for a training that CPUs cannot compute."""
+    for name, value in (("device", "cuda"), ("decode", "gpu")):
+        if getattr(config, name) == value:
+            raise InputError(
+                f"{name}={value} needs GPUs, and gpus_per_node is 0: raise it, or set {name}=auto"
+            )
 
 
 def too_large(

@@ -5,18 +5,18 @@ import json
 from collections import namedtuple
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kfp_ddp.checks.choice import count_gpus
 from kfp_ddp.checks.claims import check_modes, mounted_at_once
 from kfp_ddp.checks.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, StepResources
-from kfp_ddp.checks.nodes import cpu_warning, gpus_per_node, too_large, unfit
+from kfp_ddp.checks.nodes import check_on_cpus, cpu_warning, gpus_per_node, too_large, unfit
 from kfp_ddp.checks.operators import check_service
 from kfp_ddp.checks.settings import Run, base_training, parse, training_fields, with_weights
 from kfp_ddp.checks.sizing import sized
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
-from kfp_ddp.core.step import step
+from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import plural
 from kfp_ddp.evaluation.engine import JOB_INTERNAL as EVALUATION_OWN
 from kfp_ddp.jobs import check_job
@@ -35,9 +35,6 @@ from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.store import Store
 from kfp_ddp.training.data.layout import LayoutRule
 from kfp_ddp.training.report.time_spent import price_on
-
-if TYPE_CHECKING:
-    from kfp import dsl
 
 TRAINING_SIZE = frozenset(
     ("nodes", "gpus_per_node", "nproc_per_node", "cpu", "memory", "cpu_request", "memory_request")
@@ -230,6 +227,7 @@ def _check_cluster(run: Run) -> list[str]:
     number = None if isinstance(nodes, ApiError) else len(nodes)
     warnings += check_modes(api, shared, instead, number, spec.pods())
     if not spec.gpus():
+        check_on_cpus(run.config)
         warnings.append(cpu_warning(nodes, spec.gpu_resource))
     if (spec.gpus() or run.steps.evaluate_gpus) and "image" not in run.parameters.job:
         warnings += unfit(suitable, spec.gpu_resource)
@@ -280,7 +278,7 @@ def title(run: Run, gpus: str = "no GPU") -> str:
 
 
 def _write_summary(
-    summary: "dsl.Markdown", title: str, notes: list[str], plan: Mapping[str, Any]
+    summary: Artifact, title: str, notes: list[str], plan: Mapping[str, Any]
 ) -> None:
     print("\n".join([*notes, title]), flush=True)
     lines = [f"**{title}**", "", *(f"- {note}" for note in notes), ""]
@@ -292,5 +290,4 @@ def _write_summary(
             for name, setting in settings
             if setting != ""
         ]
-    summary.metadata["what"] = title
-    Path(summary.path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_artifact(summary, "\n".join(lines) + "\n", what=title)

@@ -54,7 +54,7 @@ def added(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 def configured(*names: str) -> Callable[[Command], Command]:
     """Add options such as --experiment, whose defaults are the configured settings."""
-    return added(*(_option(n, default=functools.partial(_configured, n)) for n in names))
+    return added(*(_option(n, default=lambda n=n: config.chosen(n)[n]) for n in names))
 
 
 def connected(command: Command) -> Command:
@@ -92,10 +92,6 @@ def with_client(command: Command) -> Command:
 
 
 served = added(AS_JSON, with_client)
-
-
-def _configured(name: str) -> Any:
-    return config.chosen(name)[name]
 
 
 def _option(name: str, **more: Any) -> Callable[[Any], Any]:

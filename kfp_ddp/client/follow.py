@@ -7,11 +7,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from time import sleep
-from typing import TextIO, TypeVar
+from typing import TypeVar
 
 from markupsafe import Markup
 from rich.console import Console
@@ -157,8 +157,8 @@ def until_over(
         if silent:
             return follow(read, lambda run: None)
         if stream.isatty():
-            with live_tree(progress, stream) as view:
-                return follow(read, view)
+            with Live(console=Console(file=stream), auto_refresh=False) as live:
+                return follow(read, lambda run: live.update(tree(run, progress), refresh=True))
         view = lines(lambda line: print(line, file=stream, flush=True), progress)
         return follow(read, view)
     except InputError as error:  # with its exit code nothing would have been started
@@ -190,13 +190,6 @@ def lines(write: Callable[[str], None], progress: Callable[[Step], str]) -> View
                 write(printable(line.rstrip()))
 
     return show
-
-
-@contextlib.contextmanager
-def live_tree(progress: Callable[[Step], str], stream: TextIO) -> Iterator[View]:
-    """Yield a view that redraws a tree in place on a terminal."""
-    with Live(console=Console(file=stream), auto_refresh=False) as live:
-        yield lambda run: live.update(tree(run, progress), refresh=True)
 
 
 def console() -> Console:

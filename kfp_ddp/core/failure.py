@@ -123,11 +123,7 @@ class Failure:
 
 def first_cause(failures: Iterable[Failure]) -> Failure | None:
     """Return the first failure that is not a consequence; None if there are none."""
-    return min(failures, key=_order, default=None)
-
-
-def _order(failure: Failure) -> tuple[bool, float]:
-    return failure.consequence, failure.time
+    return min(failures, key=lambda one: (one.consequence, one.time), default=None)
 
 
 def report(failure: Failure, file: Path | None) -> int:
@@ -170,10 +166,10 @@ def write_record(failure: Failure, final: bool) -> None:
 
 def cause_in_error_files(error: Any, checkpoint: str) -> Failure:
     """Return the first cause in a ChildFailedError; the text `checkpoint` is added if preempted."""
-    failures = [
-        _failure_of_rank(rank, failure, checkpoint) for rank, failure in error.failures.items()
-    ]
-    return min(failures, key=_order)
+    causes = (_failure_of_rank(rank, one, checkpoint) for rank, one in error.failures.items())
+    first = first_cause(causes)
+    assert first is not None  # the error is of at least one rank
+    return first
 
 
 def _failure_of_rank(rank: int, failure: Any, checkpoint: str) -> Failure:

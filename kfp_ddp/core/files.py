@@ -110,9 +110,12 @@ def _walk(top: int, parts: Sequence[str], make: bool, root: Path) -> int:
         raise ValueError(f"{'/'.join(parts)} is not a folder below {root}")
     descriptor = os.dup(top)
     for at, part in enumerate(parts):
-        above = descriptor
+        above, created = descriptor, False
         try:
-            created = make and _make_folder(part, above)
+            with contextlib.suppress(FileExistsError):
+                if make:
+                    os.mkdir(part, 0o755, dir_fd=above)
+                    created = True
             descriptor = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
             if created:
                 os.fchmod(descriptor, 0o755)  # whatever the umask
@@ -122,14 +125,6 @@ def _walk(top: int, parts: Sequence[str], make: bool, root: Path) -> int:
         finally:
             os.close(above)
     return descriptor
-
-
-def _make_folder(name: str, folder: int) -> bool:
-    try:
-        os.mkdir(name, 0o755, dir_fd=folder)
-    except FileExistsError:
-        return False
-    return True
 
 
 def open_below(root: Path, name: str | Path) -> BinaryIO:

@@ -9,7 +9,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
 
@@ -30,6 +30,13 @@ KEY_NAME_MEANING = "the name of a key of the bucket's secret, not its content"
 HIDDEN = "(not recorded)"
 
 EXCEPTION = re.compile(r"[\w.]+(Error|Exception): ")
+
+
+class Artifact(Protocol):
+    """What is used of a KFP output artifact."""
+
+    path: str
+    metadata: dict[str, Any]
 
 
 def step(run: Callable[P, R]) -> Callable[P, R]:
@@ -96,7 +103,7 @@ def last_error(log: str) -> str:
     return next(iter(errors[-1:] + raised[:1]), "")
 
 
-def write_job(artifact: Any, job: dict[str, Any]) -> None:
+def write_job(artifact: Artifact, job: dict[str, Any]) -> None:
     """Write a finished job to an artifact, which more users may read, without its environment."""
     result = {key: _without_values(value) for key, value in job.items() if key != "metadata"}
     if "metadata" in job:
@@ -104,8 +111,9 @@ def write_job(artifact: Any, job: dict[str, Any]) -> None:
     write_artifact(artifact, json.dumps(result, indent=2, sort_keys=True) + "\n")
 
 
-def write_artifact(artifact: Any, text: str) -> None:
-    """Write the file of an artifact."""
+def write_artifact(artifact: Artifact, text: str, /, **metadata: Any) -> None:
+    """Write the file of an artifact, and add to its metadata."""
+    artifact.metadata.update(metadata)
     path = Path(artifact.path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")

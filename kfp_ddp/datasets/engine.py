@@ -5,11 +5,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from kfp_ddp.core.folders import data_dir as folder_of_data
 from kfp_ddp.core.run_folder import check_run_id
-from kfp_ddp.core.step import step
+from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import printable
 from kfp_ddp.datasets import report as reports
 from kfp_ddp.datasets.report import SyncProgress
@@ -18,13 +18,6 @@ from kfp_ddp.datasets.sync import sync
 
 SHOWN = 40
 """Lines of what a dry run would do, of which a large dataset has millions."""
-
-
-class Artifact(Protocol):
-    """What is used of a KFP output artifact."""
-
-    path: str
-    metadata: dict[str, object]
 
 
 class Synced(NamedTuple):
@@ -70,7 +63,6 @@ def run(
     }
     if result.images and result.images.warnings:
         facts["warnings"] = "\n".join(map(printable, result.images.warnings))
-    dataset_version.metadata.update(facts)
-    Path(dataset_version.path).write_text(json.dumps(facts, indent=1) + "\n")
-    Path(sync_report.path).write_text(reports.markdown(result))
+    write_artifact(dataset_version, json.dumps(facts, indent=1) + "\n", **facts)
+    write_artifact(sync_report, reports.markdown(result))
     return Synced(result.digest, str(result.path), result.dataset)

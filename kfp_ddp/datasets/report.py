@@ -161,6 +161,9 @@ def markdown(result: Result) -> str:
     """Return the report in Markdown."""
     changes = result.changes
     rate = result.downloaded_bytes / max(result.seconds, 1e-3)
+    removed = ", ".join(f"`{version}`" for version in result.removed_versions) or "none"
+    if result.kept_why:
+        removed = f"none, though there are: {cell(result.kept_why)}"
     facts = [
         ("Source", cell(result.source)),
         ("Version", f"`{result.digest[:12]}`"),
@@ -174,7 +177,7 @@ def markdown(result: Result) -> str:
         ("Resumed from an interrupted run", f"{result.resumed:,}"),
         ("Retried requests", f"{result.retries:,}"),
         ("Seconds", f"{result.seconds:.2f} ({human(rate)}/s)"),
-        ("Old versions removed", _removed(result)),
+        ("Old versions removed", removed),
     ]
     text = ["# Data sync", "", "| | |", "|---|---|"]
     text += [f"| {name} | {value} |" for name, value in facts]
@@ -215,9 +218,3 @@ def _outcome(result: Result) -> str:
     if result.unchanged:
         return "unchanged, nothing copied"
     return f"{result.repaired:,} damaged files repaired" if result.repaired else "new version"
-
-
-def _removed(result: Result) -> str:
-    if result.kept_why:
-        return f"none, though there are: {cell(result.kept_why)}"
-    return ", ".join(f"`{version}`" for version in result.removed_versions) or "none"

@@ -4,7 +4,6 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.core import folders
@@ -12,14 +11,14 @@ from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.failure import read
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import split as split_fields
-from kfp_ddp.core.step import step, write_artifact
+from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import unexpanded
 from kfp_ddp.datasets.access import using
 from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.bulk import Table, describe_drift
 from kfp_ddp.evaluation.ranks import Evaluated, evaluate_share, with_local_folders
 from kfp_ddp.evaluation.request import EvaluationRequest, Measuring, PredictionRequest, RankRequest
-from kfp_ddp.jobs.launch_spec import LaunchSpec, check_backend
+from kfp_ddp.jobs.launch_spec import SET_BY_STEP, LaunchSpec, check_backend
 from kfp_ddp.jobs.local import EVALUATION, local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.source import on_workers
@@ -32,8 +31,6 @@ from kfp_ddp.runs.workspace import RunWorkspace, create_run_folder, open_workspa
 from kfp_ddp.training.report import trackers
 
 if TYPE_CHECKING:
-    from kfp import dsl
-
     from kfp_ddp.evaluation.roc import Roc
 
 CHARTED_CLASSES = 50  # the KFP UI draws a cell 700 / N pixels wide
@@ -45,23 +42,15 @@ LOGGED = (
     *("balanced_accuracy", "calibration_error", "roc_auc", "macro_roc_auc", "samples", "skipped"),
 )
 
-JOB_INTERNAL = dict.fromkeys(
-    ("kind", "command", "args", "script", "code", "entry", "elastic", "metrics_port"),
-    "the step sets itself",
-)
+JOB_INTERNAL = {**SET_BY_STEP, "elastic": "the step sets itself"}
 """Fields of LaunchSpec that cannot be inputs, with the reason."""
 
 
 @step
 def run(
     *,
-    checkpoint: str,
     run_dir: str,
     dataset_path: str,
-    split: str,
-    batch_size: int,
-    worst: int,
-    champion: str,
     options: Mapping[str, Any],
     run_id: str,
     task_name: str,
@@ -71,22 +60,22 @@ def run(
     job: Mapping[str, Any],
     image: str,
     task_config: Any,
-    evaluation_metrics: "dsl.Metrics",
-    confusion_matrix: "dsl.ClassificationMetrics",
-    evaluation_report: "dsl.HTML",
-    evaluation_summary: "dsl.Markdown",
+    evaluation_metrics: Any,
+    confusion_matrix: Any,
+    evaluation_report: Artifact,
+    evaluation_summary: Artifact,
+    **inputs: Any,
 ) -> tuple[float, str]:
-    """Evaluate, fill the artifacts, and return the accuracy and the path of `evaluation.json`."""
+    """Evaluate, fill the artifacts, and return the accuracy and the path of `evaluation.json`.
+
+    `inputs` are fields of EvaluationRequest.
+    """
     fields = job_fields(job, image, backend)
     request = EvaluationRequest.create(
-        checkpoint=checkpoint,
+        **inputs,
         of_run=bool(run_dir),
         run_dir=run_dir or create_run_folder(folders.work_dir(work_dir), run_id, "evaluate"),
         data=dataset_path,
-        split=split,
-        batch_size=batch_size,
-        worst=worst,
-        champion=champion,
         options=Measuring.create(**options),
     )
     if backend != "local":
@@ -94,9 +83,9 @@ def run(
             ids = (run_id, task_name, task_id)
             run_job(request, fields, task_config, backend, ids, (dataset_path, request.run_dir))
     with open_workspace(request.run_dir, "evaluate") as folder:
-        target = RunFolder(folder.path).evaluation(split)
+        target = RunFolder(folder.path).evaluation(request.split)
         if backend == "local":
-            _evaluate_locally(request, folder, int(fields.get("nproc_per_node", 0)))
+            evaluate_locally(request, folder, int(fields.get("nproc_per_node", 0)))
         else:
             folder.download_below(f"{target.name}/")
         evaluated = Evaluated.read(target)
@@ -108,8 +97,8 @@ def run(
     log_metrics(result, evaluation_metrics)
     write_artifact(evaluation_metrics, result.model_dump_json())
     log_charts(result, evaluated.roc, confusion_matrix)
-    Path(evaluation_report.path).write_text(evaluated.document, encoding="utf-8")
-    Path(evaluation_summary.path).write_text(markdown(result, evaluated.test), encoding="utf-8")
+    write_artifact(evaluation_report, evaluated.document)
+    write_artifact(evaluation_summary, markdown(result, evaluated.test))
     print(f"accuracy {result.accuracy:.4f} on {result.samples} samples in {result.seconds:.1f} s")
     if (test := evaluated.test) is not None:
         log_metrics(test, evaluation_metrics, "test_")
@@ -117,17 +106,17 @@ def run(
     return result.accuracy, evaluation
 
 
-def _evaluate_locally(request: EvaluationRequest, folder: RunWorkspace, ranks: int) -> None:
+def evaluate_locally(request: EvaluationRequest, folder: RunWorkspace, ranks: int) -> None:
     """Evaluate with `ranks` processes of this step; 0 for one for each GPU."""
     with with_local_folders(request, folder) as local:
-        ranks = local_gpus(ranks)
-        if ranks > 1:
-            run_local_ranks(local, ranks)
-        else:
+        if (ranks := local_gpus(ranks)) == 1:
             evaluate_share(local)
+            return
+        results.prepare(local.target, RunFolder(local.run_dir).path)
+        _run_processes(local.changed(output_dir=str(local.target)), ranks, "evaluation")
 
 
-def log_metrics(result: Evaluation, metrics: "dsl.Metrics", prefix: str = "") -> None:
+def log_metrics(result: Evaluation, metrics: Any, prefix: str = "") -> None:
     """Fill a Metrics artifact. Other than finite numbers make the output unreadable."""
     for name in LOGGED:
         value = getattr(result, name)
@@ -135,7 +124,7 @@ def log_metrics(result: Evaluation, metrics: "dsl.Metrics", prefix: str = "") ->
             metrics.log_metric(prefix + name, round(float(value), 6))
 
 
-def log_charts(result: Evaluation, roc: "Roc | None", chart: "dsl.ClassificationMetrics") -> None:
+def log_charts(result: Evaluation, roc: "Roc | None", chart: Any) -> None:
     """Fill a ClassificationMetrics artifact, unless there are too many classes to show."""
     if result.confusion is None or len(result.classes) > CHARTED_CLASSES:
         return
@@ -151,12 +140,6 @@ def job_fields(job: Mapping[str, Any], image: str, backend: str) -> dict[str, An
     check_backend(backend, int(fields.get("nodes", 1)))
     LaunchSpec.create(**{**fields, "kind": "pytorchjob" if backend == "local" else backend})
     return fields
-
-
-def run_local_ranks(request: EvaluationRequest, ranks: int) -> None:
-    """Evaluate with processes of this step; the request has local folders."""
-    results.prepare(request.target, RunFolder(request.run_dir).path)
-    _run_processes(request.changed(output_dir=str(request.target)), ranks, "evaluation")
 
 
 def _run_processes(request: RankRequest, ranks: int, what: str) -> None:
@@ -203,8 +186,8 @@ def predict(
     job: Mapping[str, Any],
     image: str,
     task_config: Any,
-    prediction_metrics: "dsl.Metrics",
-    prediction_record: "dsl.Artifact",
+    prediction_metrics: Any,
+    prediction_record: Artifact,
     **ids: str,
 ) -> tuple[str, int, int]:
     """Predict, fill the artifacts, and return the table, its rows, and those unreadable."""

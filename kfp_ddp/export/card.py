@@ -1,9 +1,8 @@
 """The description of a bundle: metadata of the artifact, model card, and summary in the KFP UI."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kfp_ddp.core.text import cell
 from kfp_ddp.models import bundle
@@ -11,9 +10,6 @@ from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.variants import FILES, VariantsRecord
 from kfp_ddp.report.render import render_text
 from kfp_ddp.report.summary import figures
-
-if TYPE_CHECKING:
-    from kfp import dsl
 
 _FILES = {
     bundle.WEIGHTS: "weights, for `build` and `load_state_dict`; normalisation not included",
@@ -58,13 +54,6 @@ def metadata(folder: Path, name: str, uri: str) -> dict[str, Any]:
         "accuracy": round(result.accuracy, 6),
         "samples": result.samples,
     }
-
-
-def fill(model: "dsl.Model", facts: Mapping[str, Any]) -> None:
-    """Fill the artifact of a bundle; its file has the metadata, as KFP sets its URI."""
-    model.metadata.update(facts)
-    Path(model.path).parent.mkdir(parents=True, exist_ok=True)
-    Path(model.path).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def readme(

@@ -6,20 +6,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import read_below, sha256, sha256_of_json
-from kfp_ddp.core.step import step
+from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.datasets.access import local_dataset, using
 from kfp_ddp.models import bundle, variants
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants, check_model_name, part_of
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.training.state.manifest import read_manifest
-
-if TYPE_CHECKING:
-    from kfp import dsl
 
 _FORMAT = 2  # of the bundle; existing bundles of another format are not reused
 
@@ -34,8 +31,8 @@ def run(
     model_name: str,
     split: str,
     release: Mapping[str, Any],
-    exported_model: "dsl.Model",
-    export_summary: "dsl.Markdown",
+    exported_model: Artifact,
+    export_summary: Artifact,
 ) -> str:
     """Make the bundle and fill the artifacts; return its folder."""
     started = time.monotonic()
@@ -124,19 +121,16 @@ def _read_evaluation(evaluation: Path, checkpoint: Path) -> Evaluation:
     return result
 
 
-def _report(
-    folder: Path, uri: str, model_name: str, model: "dsl.Model", summary: "dsl.Markdown"
-) -> None:
+def _report(folder: Path, uri: str, model_name: str, model: Artifact, summary: Artifact) -> None:
     """Fill the artifacts from the files of the bundle, which may be a reused one."""
     from kfp_ddp.export import card
 
     facts = card.metadata(folder, model_name, uri)
-    card.fill(model, facts)
+    write_artifact(model, json.dumps(facts, indent=1) + "\n", **facts)
     sizes = {name: (folder / name).stat().st_size for name in facts["formats"].split(", ")}
     parity, latency = (
         json.loads((folder / name).read_text(encoding="utf-8"))
         for name in (bundle.PARITY, bundle.LATENCY)
     )
     fact, record = f"{uri}, digest {facts['digest']}", variants.read(bundle.local_bundle(folder))
-    text = card.markdown(model_name, fact, sizes, parity, latency, record)
-    Path(summary.path).write_text(text, encoding="utf-8")
+    write_artifact(summary, card.markdown(model_name, fact, sizes, parity, latency, record))

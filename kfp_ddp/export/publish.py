@@ -1,16 +1,17 @@
 """The publish step: seal, sign, upload and register a blessed bundle; make it the champion."""
 
+import json
 import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.files import atomic_write, link_or_copy
 from kfp_ddp.core.run_folder import EXPORTED, REPORT, VERDICT
 from kfp_ddp.core.settings import mapping_of
-from kfp_ddp.core.step import step
+from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import cell, from_json
 from kfp_ddp.export import card
 from kfp_ddp.k8s.api import Api
@@ -34,9 +35,6 @@ from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
 from kfp_ddp.training.report import trackers
-
-if TYPE_CHECKING:
-    from kfp import dsl
 
 
 class Lineage(NamedTuple):
@@ -67,8 +65,8 @@ def run(
     attempt: str,
     keep: int,
     run_id: str,
-    published_model: "dsl.Model",
-    publish_summary: "dsl.Markdown",
+    published_model: Artifact,
+    publish_summary: Artifact,
 ) -> tuple[str, str]:
     """Publish the bundle, fill the artifacts; return the uploaded URI, or '', and its version."""
     for part in MODELS:
@@ -207,17 +205,16 @@ def _prune(models: Store, keep: int, service: str) -> None:
         print(f"deleted {len(deleted)} old bundle(s): {', '.join(deleted)}")
 
 
-def _report(
-    run_dir: Path, facts: Mapping[str, Any], model: "dsl.Model", summary: "dsl.Markdown"
-) -> None:
+def _report(run_dir: Path, facts: Mapping[str, Any], model: Artifact, summary: Artifact) -> None:
     """Fill the artifacts, and write the same for later steps and trackers."""
-    card.fill(model, facts)
+    text = json.dumps(facts, indent=1) + "\n"
+    write_artifact(model, text, **facts)
     with atomic_write(run_dir / EXPORTED, run_dir / f".{EXPORTED}.tmp") as file:
-        file.write(Path(model.path).read_bytes())
+        file.write(text.encode())
     tags = {f"kfp_ddp.bundle.{name}": str(facts[name]) for name in ("uri", "digest", "champion")}
     trackers.note(run_dir, {}, tags)
     lines = [f"## {facts['name']} {facts['version']}", "", cell(facts["uri"]), ""]
     lines += [cell(facts["champion_stays"]), ""] if facts["champion_stays"] else []
     lines += ["| | |", "|---|---|"]
     lines += [f"| {key} | {cell(str(value))} |" for key, value in facts.items() if value != ""]
-    Path(summary.path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_artifact(summary, "\n".join(lines) + "\n")

@@ -80,9 +80,10 @@ class LaunchSpec(JobFields):
 
 
 Backend = Literal["pytorchjob", "trainjob", "local"]
-JOB_INTERNAL = dict.fromkeys(
+SET_BY_STEP = dict.fromkeys(
     ("kind", "command", "args", "script", "code", "entry", "metrics_port"), "the step sets itself"
-) | dict.fromkeys(
+)
+JOB_INTERNAL = SET_BY_STEP | dict.fromkeys(
     ("packages_to_install", "pip_index_urls"),
     "evaluate and export would lack: build an image with them",
 )

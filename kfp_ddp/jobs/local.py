@@ -73,11 +73,6 @@ def record(run_dir: Path, pid: int) -> None:
         file.write(json.dumps(entry).encode())
 
 
-def forget(run_dir: Path) -> None:
-    """Remove the record of a run's processes."""
-    RunFolder(run_dir).process.unlink(missing_ok=True)
-
-
 def recorded(run_dir: Path) -> int | None:
     """Return the pid of the run's process group on this machine; None if none runs.
 
@@ -209,7 +204,7 @@ def run_ranks(flags: list[str], ranks: int, run_dir: Path, program: str = NODE) 
         finally:
             end(process.pid, GRACE_SECONDS if process.poll() is None else 0)
             ended.code = process.wait()
-            forget(run_dir)
+            RunFolder(run_dir).process.unlink(missing_ok=True)
     return ended
 
 

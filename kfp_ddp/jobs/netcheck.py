@@ -7,20 +7,17 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.settings import check_reserved, split
-from kfp_ddp.core.step import step
+from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec, check_backend
 from kfp_ddp.jobs.local import local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.source import on_workers
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.training.netcheck.record import RESULT, Network, NetworkCheck, need, problems, table
-
-if TYPE_CHECKING:
-    from kfp import dsl
 
 PROGRAM = "kfp_ddp.training.netcheck"
 _ONLY_TRAINING = ("elastic", "restart_policy", "retries")
@@ -38,8 +35,8 @@ def run(
     job: Mapping[str, Any],
     check: Mapping[str, Any],
     image: str,
-    network_summary: "dsl.Markdown",
-    network_metrics: "dsl.Metrics",
+    network_summary: Artifact,
+    network_metrics: Any,
 ) -> bool:
     """Measure and fill the artifacts; return whether there are no problems."""
     (fields,) = split("check", check, NetworkCheck)
@@ -54,7 +51,7 @@ def run(
         network = measure_on_cluster(settings, {**pods, "kind": backend}, ids, Api.connect())
     wrong = problems(network, settings)
     summary = "\n".join(table(network, settings))
-    Path(network_summary.path).write_text(f"{summary}\n", encoding="utf-8")
+    write_artifact(network_summary, f"{summary}\n")
     for name, value in figures(network, wrong).items():
         network_metrics.log_metric(name, value)
     for line in wrong or ["no problems found"]:

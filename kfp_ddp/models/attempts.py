@@ -3,24 +3,20 @@
 import json
 import time
 from collections.abc import Collection, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import sha256_of_json
 from kfp_ddp.core.settings import Stored
-from kfp_ddp.core.step import step
+from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import cell, printable
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models.bundle import LARGEST_SUCCESS, SUCCESS
 from kfp_ddp.models.release import check_model_name
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
-
-if TYPE_CHECKING:
-    from kfp import dsl
 
 FOLDER = "tried"
 _LARGEST = 4096
@@ -56,7 +52,7 @@ def run(
     training: Mapping[str, Any],
     gate: Mapping[str, Any],
     job: Mapping[str, Any],
-    change_summary: "dsl.Markdown",
+    change_summary: Artifact,
 ) -> tuple[bool, str]:
     """Run the `changes` step; return whether to train, and the fingerprint."""
     if not destination:
@@ -77,8 +73,7 @@ def run(
     print(reason, flush=True)
     advice = 'To train all the same, change a setting, such as training={"seed": 1}.'
     text = cell(f"{reason[0].upper()}{reason[1:]}.") + (f"\n\n{advice}" if earlier else "")
-    Path(change_summary.path).write_text(f"{text}\n", encoding="utf-8")
-    change_summary.metadata.update({"changed": earlier is None, "reason": reason})
+    write_artifact(change_summary, f"{text}\n", changed=earlier is None, reason=reason)
     return earlier is None, attempt
 
 

@@ -176,21 +176,17 @@ def _send(name: str, address: str, notification: Notification, outcome: Outcome)
     if name == "notify_slack":
         lines = "\n".join([f"*{outcome.title()}*", *outcome.lines()])
         body = {"text": html.escape(lines, quote=False)}
+    if urlsplit(address).scheme not in ("http", "https"):
+        raise InputError("it is not an address that begins with https://")
     for pause in (*PAUSES, None):
         try:
-            _post(address, body)
+            post(address, json.dumps(body).encode(), {"User-Agent": "kfp-ddp"}, SECONDS)
             break
         except OSError as error:
             code = error.code if isinstance(error, urllib.error.HTTPError) else 500
             if (code < 500 and code != 429) or pause is None:
                 raise
         time.sleep(pause)
-
-
-def _post(address: str, body: dict[str, Any]) -> None:
-    if urlsplit(address).scheme not in ("http", "https"):
-        raise InputError("it is not an address that begins with https://")
-    post(address, json.dumps(body).encode(), {"User-Agent": "kfp-ddp"}, SECONDS)
 
 
 def _mail(address: str, notification: Notification, outcome: Outcome) -> None:

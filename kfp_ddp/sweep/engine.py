@@ -12,7 +12,7 @@ from kfp_ddp.checks.sweep import Sweep, number_of
 from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, JobError, StorageError
 from kfp_ddp.core.run_folder import task_folder, task_title
-from kfp_ddp.core.step import step, write_artifact
+from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import cell
 from kfp_ddp.jobs.ending import handling_all
 from kfp_ddp.models import weights_download
@@ -28,7 +28,6 @@ from kfp_ddp.sweep.study import Result, Study, Trial, search
 from kfp_ddp.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from kfp import dsl
     from markupsafe import Markup
 
 MAX_SETTING = 60
@@ -82,8 +81,8 @@ class Leaderboard:
         study: Study,
         number: int,
         place_of: Callable[[Trial], str],
-        report: "dsl.HTML",
-        summary: "dsl.Markdown",
+        report: Artifact,
+        summary: Artifact,
     ) -> None:
         self.study, self.number, self.place_of = study, number, place_of
         self._report, self._summary = report, summary

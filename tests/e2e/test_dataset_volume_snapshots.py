@@ -31,7 +31,8 @@ STORAGE = Path(__file__).parents[2] / "deploy" / "storage"
 COMPONENT = """
 from types import SimpleNamespace
 from kfp_ddp.components.dataset_volume.component import dataset_volume
-done = dataset_volume.python_func(volume_report=SimpleNamespace(path="/tmp/report.md"), **{inputs})
+report = SimpleNamespace(path="/tmp/report.md", metadata={{}})
+done = dataset_volume.python_func(volume_report=report, **{inputs})
 print(done.claim, done.path)
 """
 

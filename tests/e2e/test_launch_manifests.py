@@ -74,7 +74,7 @@ def test_valid_settings_are_valid_manifests(api: Api, kind: str, data: st.DataOb
     """The operator's pods too: a job shows nothing until they cannot be created."""
     spec = data.draw(specifications(kind))
     meta = metadata(spec, identify("run", "train", "7", spec), api.namespace, 0, None)
-    job = spec.job_kind.manifest(spec, meta)
+    job = spec.job_kind.manifest(spec, meta, "")
     query = {"fieldValidation": "Strict", "dryRun": "All"}
     api.create(KINDS[kind].resource, job, query=query)
     for template in templates(job["spec"]).values() if kind != "trainjob" else ():

@@ -8,7 +8,6 @@ import tarfile
 import time
 import uuid
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -22,7 +21,7 @@ from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.launch_step import LaunchStep
 from tests.e2e.harness.programs import kfp_ddp
 from tests.e2e.harness.scene import namespace
-from tests.serving import Handler, free_port, serving
+from tests.serving import Handler, free_port, serving_by
 from tests.stores import registry, registry_program
 
 OCI = "application/vnd.oci.image"
@@ -90,7 +89,7 @@ def test_image_is_pulled_with_the_login_of_a_secret(grounds: Grounds, locked: st
 def test_slow_pull_is_waited_for(grounds: Grounds, host: str) -> None:
     push(host)
     Slow.upstream, began = host, time.monotonic()
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Slow)) as url:
+    with serving_by(Slow) as url:
         step = launched(grounds, f"{url.removeprefix('http://')}/trainer:1")
         assert step.wait() == "Succeeded", step.log()
     assert time.monotonic() - began > 50 * PAUSE

@@ -13,11 +13,9 @@ from unittest import mock
 import pyarrow.parquet as pq
 import pytest
 import torch
-from click.testing import CliRunner
 from kfp import dsl
 from PIL import Image
 
-from kfp_ddp.cli import app
 from kfp_ddp.components.predict.component import predict as component
 from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
 from kfp_ddp.evaluation import bulk_rank
@@ -35,6 +33,7 @@ from kfp_ddp.training.data.loader import pixel_format
 from kfp_ddp.training.data.splits import scan
 from kfp_ddp.training.distributed import alone, autocast
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
+from tests.commands import document, refused
 from tests.evaluations import Trained, written
 
 
@@ -279,20 +278,16 @@ def test_ranks_of_the_step_write_the_same_table_to_a_bucket(
 def test_images_are_compared_with_those_of_the_evaluation(
     source: Path, bundle: Path, tmp_path: Path
 ) -> None:
-    words = ["predict", str(bundle), str(source), "--compare", "--json"]
-    same = CliRunner().invoke(app, words)
-    assert json.loads(same.stdout)["differs"] is False, same.stderr
+    assert document("predict", bundle, source, "--compare")["differs"] is False
     for path in source.glob("*/*.png"):
         with Image.open(path) as image:
             image.point(lambda value: value // 2).save(path)
-    darker = json.loads(CliRunner().invoke(app, words).stdout)
+    darker = document("predict", bundle, source, "--compare")
     assert (darker["differs"], darker["images"]) == (True, 52)
     other = Path(shutil.copytree(bundle, tmp_path / "other"))
     (other / bundles.REFERENCE).unlink()
     bundles.seal(other)
-    refused = CliRunner().invoke(app, ["predict", str(other), *words[2:]]).exception
-    assert isinstance(refused, InputError)
-    assert bundles.REFERENCE in str(refused)
+    assert bundles.REFERENCE in refused("predict", other, source, "--compare")
 
 
 @pytest.mark.slow

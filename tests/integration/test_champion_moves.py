@@ -237,9 +237,7 @@ def test_a_bucket_with_other_writers_and_lost_answers(bucket: Bucket) -> None:
 
 
 def test_planted_links_are_not_followed(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "file").write_text("mine")
+    outside = write(tmp_path / "outside" / "file", "mine").parent
     exports = tmp_path / "exports"
     where = Folder(exports, str(exports))
     add_versions(where, A)
@@ -316,8 +314,7 @@ def test_a_killed_replacement_leaves_the_earlier_bundle(tmp_path: Path, renames:
 
 def test_two_uploads_of_a_version_leave_it_complete(tmp_path: Path) -> None:
     folder = tmp_path / "run" / bundle.NAME
-    folder.mkdir(parents=True)
-    (folder / "weights").write_bytes(b"w" * 1000)
+    write(folder / "weights", b"w" * 1000)
     bundle.seal(folder)
     where = open_store(str(tmp_path / "models"))
 
@@ -337,7 +334,6 @@ def test_temporary_files_of_a_killed_upload_are_deleted(tmp_path: Path) -> None:
     write(folder / "model.onnx", "x")
     bundle.seal(folder)
     target = tmp_path / "exports" / "m" / bundle.version(folder)
-    target.mkdir(parents=True)
-    (target / f".{'0' * 16}.tmp").write_text("half")
+    write(target / f".{'0' * 16}.tmp", "half")
     assert bundle.upload(folder, "m", where) == str(target)
     assert bundle.intact(target)

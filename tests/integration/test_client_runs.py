@@ -1,4 +1,5 @@
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -197,8 +198,9 @@ def test_terminal(
 
     kfp_server.put_run(run_id, "RUNNING", DONE | {"train": "RUNNING"})
     monkeypatch.setattr(follow, "sleep", end)
-    with follow.live_tree(lambda _: "step 3/9 · loss 0.5", terminal) as view:
-        follow.follow(follow.watched(finder, finder.find(run_id))[0], view)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(follow.RunCluster, "progress", lambda *_: "step 3/9 · loss 0.5")
+    follow.until_over(finder, finder.find(run_id))
     running, over = terminal.getvalue().split("\x1b[2K", 1)
     assert "step 3/9 · loss 0.5" in running
     assert "SUCCEEDED" in over

@@ -13,17 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from click.testing import CliRunner
 from PIL import Image
 
-from kfp_ddp.cli import app
 from kfp_ddp.local.results import outputs
 from kfp_ddp.training import rank
 from kfp_ddp.training.data import image_files, transforms
 from kfp_ddp.training.flags import parse
 from kfp_ddp.training.model import networks
 from kfp_ddp.training.state.checkpoint import load_model, newest_valid
-from tests.commands import call
+from tests.commands import call, output
 from tests.kfp_server.server import KfpServer
 from tests.local_pipeline import pipeline
 from tests.pages import ROOT, SETTINGS_FILE, of_ours, typed
@@ -130,8 +128,8 @@ def test_a_merge_without_a_change_uploads_nothing(scene: KfpServer) -> None:
 @pytest.mark.slow
 def test_own_pipeline_is_compiled_and_runs(photographs: Path, tmp_path: Path) -> None:
     own = EXAMPLES / "own_pipeline.py"
-    words = ["compile", str(own), "--directory", str(tmp_path), "--registry", "example.com/ml"]
-    assert CliRunner().invoke(app, words).output.split() == [str(tmp_path / "photographs.yaml")]
+    compiled = output("compile", own, "--directory", tmp_path, "--registry", "example.com/ml")
+    assert compiled.split() == [str(tmp_path / "photographs.yaml")]
     assert "image: example.com/ml/trainer:" in (tmp_path / "photographs.yaml").read_text()
     settings = {"model": "cifar_resnet8", "image_size": 16, "epochs": 1, "workers": 0}
     arguments = {

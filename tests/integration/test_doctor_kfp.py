@@ -1,6 +1,5 @@
 """`kfp-ddp doctor --host` with KFP's API server and with other servers."""
 
-import http.server
 import importlib.metadata
 import json
 import socketserver
@@ -9,15 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from kfp_ddp.checks.doctor import examine
 from kfp_ddp.checks.finding import Requirements
-from kfp_ddp.cli import app
 from kfp_ddp.client.connection import forwarded_port, own_namespace
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.k8s.api import Api
-from tests.serving import Handler, serving
+from tests.commands import call
+from tests.serving import Handler, serving, serving_by
 
 pytestmark = pytest.mark.usefixtures("no_cluster")
 KUBECONFIG = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
@@ -49,7 +47,7 @@ def server(body: bytes, status: int = 200) -> Iterator[str]:
             known = self.path == "/pipeline/apis/v2beta1/healthz"
             self.answer(status if known else 404, body)
 
-    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Health)) as url:
+    with serving_by(Health) as url:
         yield f"{url}/pipeline/"
 
 
@@ -140,7 +138,7 @@ def test_cluster_behind_a_login_is_bad(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_output_has_columns_and_a_line_for_each_remedy() -> None:
     with server(healthz("2.5.0")) as url:
-        done = CliRunner().invoke(app, ["doctor", "--host", url])
+        done = call("doctor", "--host", url)
     assert (done.exit_code, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
     assert [line[0] for line in lines] == ["✗", " ", "✗", " "]
@@ -154,8 +152,7 @@ def test_configured_context_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write_kubeconfig(tmp_path / "config", "https://theirs")
     monkeypatch.setattr(KUBECONFIG, str(tmp_path / "config"))
     monkeypatch.setenv("KFP_DDP_CONTEXT", "staging")
-    answer = CliRunner().invoke(app, ["doctor", "--json"])
-    (finding,) = json.loads(answer.output)["findings"]
+    (finding,) = json.loads(call("doctor", "--json").output)["findings"]
     assert (finding["what"], finding["state"]) == ("API server", "bad")
     assert "staging" in finding["message"]
 
@@ -185,8 +182,7 @@ def write_kubeconfig(file: Path, server: str) -> None:
 
 def doctor(host: str) -> dict[str, str]:
     """Return the finding about KFP, without a cluster."""
-    done = CliRunner().invoke(app, ["doctor", "--host", host, "--json"])
-    cluster, finding = json.loads(done.stdout)["findings"]
+    cluster, finding = json.loads(call("doctor", "--host", host, "--json").stdout)["findings"]
     assert (cluster["what"], cluster["state"]) == ("API server", "bad")
     assert finding["what"] == "KFP"
     assert all("\n" not in text for text in finding.values())

@@ -3,7 +3,6 @@
 import hashlib
 import shutil
 import socketserver
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,6 @@ from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.models import bundle, champion, weights, weights_download
 from kfp_ddp.runs.training_folder import with_local_weights
-from kfp_ddp.storage.http import origin
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.source import Retry
 from kfp_ddp.training.config import TrainConfig
@@ -27,6 +25,7 @@ from kfp_ddp.training.state import checkpoint
 from kfp_ddp.training.state.initial_weights import read
 from tests import tls
 from tests.evaluations import Trained
+from tests.serving import serving
 
 
 @pytest.fixture(autouse=True)
@@ -195,25 +194,18 @@ def test_file_name_tells_the_network(address: str, model: str) -> None:
 def answering(answer: bytes | list[bytes], folder: Path) -> Iterator[str]:
     """The address of a server by TLS that answers so, whatever it is asked; the last one again."""
     answers = answer if isinstance(answer, list) else [answer]
-    certificate = tls.loopback_certificate(folder)
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             self.rfile.readline()
             self.wfile.write(answers.pop(0) if len(answers) > 1 else answers[0])
 
-    class Server(socketserver.ThreadingTCPServer):
-        daemon_threads = True
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        server.socket = tls.server_context(certificate).wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("SSL_CERT_FILE", str(certificate))
-            origin.tls.cache_clear()
-            yield f"https://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        origin.tls.cache_clear()
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    with tls.trusted(folder) as context:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        with serving(server) as url:
+            yield url.replace("http:", "https:")
 
 
 @pytest.mark.parametrize("fault", [b"HTTP/1.1 503 Away\r\n", b"HTTP/1.1 200 OK\r\n", b""])

@@ -22,6 +22,7 @@ from kfp_ddp.jobs import code
 from kfp_ddp.jobs.authoring import as_folder, as_script
 from kfp_ddp.jobs.payload import PROGRAM
 from tests import workers
+from tests.files import write
 from tests.workers import specification
 
 CASES = [25, pytest.param(250, marks=pytest.mark.soak)]
@@ -53,9 +54,7 @@ def filled(folder: Path, chance: random.Random, entry: str) -> dict[str, list[An
     contents["beside/deep.py"] = b"X = '$$ $(PATH)'"
     result = {}
     for name, content in contents.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        path = write(folder / name, content)
         path.chmod(chance.choice((0o644, 0o755, 0o600)))
         result[name] = [hashlib.sha256(content).hexdigest(), os.access(path, os.X_OK)]
     return result
@@ -127,8 +126,7 @@ def test_an_archive_has_no_time_and_no_user(tmp_path: Path) -> None:
 def folder_with(tmp_path: Path, *files: str) -> Path:
     folder = tmp_path / "code"
     for name in files:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("")
+        write(folder / name)
     return folder
 
 
@@ -263,8 +261,7 @@ def test_workers_verify_the_digest_of_code_on_a_pvc(tmp_path: Path) -> None:
 def test_ranks_that_one_process_starts_share_one_folder(tmp_path: Path) -> None:
     """As the ranks of an MPIJob do, where nothing of ours runs before them in a pod."""
     (tmp_path / "tmp").mkdir()
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "train.py").write_text("import os\nprint(os.getcwd(), flush=True)")
+    write(tmp_path / "code" / "train.py", "import os\nprint(os.getcwd(), flush=True)")
     packed = code.archive_of(tmp_path / "code")
     env = {
         "TMPDIR": str(tmp_path / "tmp"),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import formatdate
-from http.server import ThreadingHTTPServer
 from itertools import chain, repeat
 from urllib.parse import parse_qs, urlsplit
 
@@ -27,8 +26,7 @@ from kfp_ddp.k8s.api import PAGE, Api, ApiError, schedulable_nodes
 from kfp_ddp.k8s.resource import CONFIG_MAPS
 from kfp_ddp.k8s.watch_cache import WatchCache
 from tests.cluster import ended, pod
-from tests.serving import Handler
-from tests.serving import serving as in_thread
+from tests.serving import Handler, serving_by
 from tests.waiting import until
 
 Answer = Callable[["Server", dict[str, str]], None]
@@ -71,7 +69,7 @@ class Server(Handler):
 @contextmanager
 def serving(script: Iterable[Answer], ahead: float = 0) -> Iterator[Api]:
     handler = type("Scripted", (Server,), {"script": iter(script), "ahead": ahead})
-    with in_thread(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+    with serving_by(handler) as url:
         configuration = client.Configuration(host=url)
         configuration.retries = False
         yield Api(client.ApiClient(configuration), "space")
@@ -204,7 +202,7 @@ def test_a_log_survives_any_cut(cut_each: int, capsys: pytest.CaptureFixture[str
 
     over = pod("worker", ended(0), spec={"restartPolicy": "Never"}, phase="Succeeded")
     with serving(repeat(log)) as api:
-        reader = PodLog(api, over, "pytorch", Printer())
+        reader = PodLog(api, over, "pytorch", Printer(), "worker", False)
         reader.start()
         reader.join(30)
         assert not reader.is_alive()

@@ -14,17 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
-from kfp_ddp.cli import app
 from kfp_ddp.cli.serve import _folder_names
 from kfp_ddp.client.run_files import StoredFiles
 from kfp_ddp.client.tensorboard import LogDir, fetch_metrics
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.predict import load
 from tests import photographs
-from tests.commands import refused
+from tests.commands import call, output, refused
 from tests.integration.test_serve import sealed
 from tests.kfp_server.server import KfpServer
 
@@ -41,7 +39,7 @@ def test_pictures_are_listed_sorted_and_explained(sealed: Path, tmp_path: Path) 
     words = ["predict", sealed, long, other, broken, "--top", 2, "--csv", table, "--into", into]
     words += ["--explain", explained]
     for json_ in ([], ["--json"]):
-        done = CliRunner().invoke(app, [*map(str, words), *json_])
+        done = call(*words, *json_)
         assert str(done.exception) == "1 of 4 pictures cannot be read"
     answers = json.loads(done.stdout)["pictures"]
     rows = list(csv.DictReader(table.read_text(encoding="utf-8").splitlines()))
@@ -77,10 +75,10 @@ def test_links_and_formulas(sealed: Path, tmp_path: Path, monkeypatch: pytest.Mo
     for name in json.loads((sealed / "classes.json").read_text()):
         Path("sorted", name).mkdir(parents=True)
         Path("sorted", name, "=1+1.jpg").symlink_to(tmp_path / "outside")
-    words = ["predict", str(sealed), "=1+1.jpg", "--into", "sorted", "--csv"]
-    assert CliRunner().invoke(app, [*words, "table.csv"]).exit_code == 0
+    words = ["predict", sealed, "=1+1.jpg", "--into", "sorted", "--csv"]
+    output(*words, "table.csv")
     assert Path("table.csv").read_text().splitlines()[1].startswith("'=1+1.jpg,")
-    assert isinstance(CliRunner().invoke(app, [*words, "none/table"]).exception, StorageError)
+    assert isinstance(call(*words, "none/table").exception, StorageError)
     assert not Path("outside").exists()
     assert len(list(Path("sorted").rglob("=1+1-2.jpg"))) == 1
 

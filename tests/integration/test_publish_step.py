@@ -25,6 +25,7 @@ from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Change
 from tests.evaluations import written
+from tests.files import write
 from tests.registry_server import server as registry
 from tests.registry_server.server import RegistryServer
 
@@ -42,8 +43,7 @@ def run_dir(tmp_path: Path) -> Path:
     with bundle.replacing(run_dir) as folder:
         written(folder, 3, "metrics.json")
         (folder / "model.onnx").write_bytes(bytes(100))
-        (folder / "serving" / "m").mkdir(parents=True)
-        (folder / "serving" / "m" / "labels.txt").write_text("cat\n")
+        write(folder / "serving" / "m" / "labels.txt", "cat\n")
     return run_dir
 
 
@@ -103,8 +103,7 @@ def test_a_bundle_that_is_not_the_champion_is_reported_everywhere(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     exports = tmp_path / "models" / "squares"
-    exports.mkdir(parents=True)
-    (exports / "CHAMPION").write_text(B)
+    write(exports / "CHAMPION", B)
     inputs = arguments(run_dir, tmp_path, champion=str(exports), champion_version=A)
     uri, version = publish.python_func(**inputs)
     reason = inputs["published_model"].metadata["champion_stays"]
@@ -130,9 +129,7 @@ def test_no_bundle_is_deleted_if_the_versions_in_service_are_unknown(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     where = open_store(str(tmp_path / "models" / "squares"))
-    old = tmp_path / "models" / "squares" / A / "_SUCCESS"
-    old.parent.mkdir(parents=True)
-    old.write_text("served for weeks")
+    old = write(tmp_path / "models" / "squares" / A / "_SUCCESS", "served for weeks")
     attempts.note(where, "1", version=A, champion="", reason="blessed")
     inputs = arguments(run_dir, tmp_path, attempt="2", keep=1, champion_version="", champion="")
     publish.python_func(**inputs, release={"service": "shop"})
@@ -152,8 +149,7 @@ def test_a_step_killed_while_it_uploads_to_the_run_is_completed_by_the_next(
 ) -> None:
     monkeypatch.setenv(folders.SCRATCH_VARIABLE, str(tmp_path / "scratch"))
     exports = tmp_path / "models" / "squares"
-    exports.mkdir(parents=True)
-    (exports / "CHAMPION").write_text(A)
+    write(exports / "CHAMPION", A)
     inputs = arguments(
         run_dir,
         tmp_path,

@@ -6,7 +6,6 @@ import gc
 import os
 import re
 from collections.abc import Callable, Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +18,7 @@ from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.storage import azure, huggingface, s3_objects, store
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.source import Retry, SourceOptions
-from tests.serving import Handler, free_port, serving
+from tests.serving import Handler, free_port, serving, serving_by
 from tests.store_servers import TAG, Reply, Server, listed, page, use
 from tests.sync_runs import content, sync
 
@@ -125,7 +124,7 @@ def test_an_endless_page_is_cut(monkeypatch: pytest.MonkeyPatch, scheme: str, st
     for module in (s3_objects, azure, huggingface):
         monkeypatch.setattr(module, "MAX_PAGE", PAGE)
     Endless.sent, Endless.status = 0, status
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Endless)) as url:
+    with serving_by(Endless) as url:
         use(url, monkeypatch)
         asks: list[Callable[[], object]] = [open_source(SOURCES[scheme]).listing]
         if scheme != "hf":

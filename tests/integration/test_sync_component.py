@@ -2,7 +2,6 @@
 
 import io
 from functools import partial
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ from kfp_ddp.datasets.sync import sync
 from tests.commands import call, output
 from tests.gcs_server import Bucket
 from tests.run_output import Terminal
-from tests.serving import Files, serving
+from tests.serving import Files, serving_by
 from tests.sync_runs import step, write
 
 
@@ -35,7 +34,7 @@ def test_steps_return_facts_and_reports(source: Path, tmp_path: Path) -> None:
     assert (Path(facts["path"]) / "val/b/0.png").read_bytes() == b"val/b"
     assert facts["dataset"].startswith("source-")
     assert "| Downloaded | 4 files" in report
-    published = SimpleNamespace(path=str(tmp_path / "volume"))
+    published = SimpleNamespace(path=str(tmp_path / "volume"), metadata={})
     given = {name: facts[name] for name in ("dataset", "digest", "path")}
     volume = dataset_volume.python_func(
         **given, source=str(source), claim="claim", publish="auto", volume_report=published
@@ -51,8 +50,7 @@ def test_signature_of_an_address_is_stored_and_printed_nowhere(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = sync(str(source), tmp_path / "first", SyncOptions()).path
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(version)))
-    with serving(server) as base:
+    with serving_by(partial(Files, directory=str(version))) as base:
         metadata, _ = step(tmp_path, f"{base}/_MANIFEST.jsonl?sig=S3CRET")
         assert metadata["source"] == f"{base}/_MANIFEST.jsonl"
         with pytest.raises(SystemExit) as refused:

@@ -98,19 +98,16 @@ FILES |= {f"large-{number}": bytes([number]) * (SMALL + 5) for number in range(4
 
 @pytest.mark.parametrize("tickets", [2, 0])
 def test_tls_sessions_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tickets: int) -> None:
-    bucket, certificate = Bucket(), tls.loopback_certificate(tmp_path)
+    bucket = Bucket()
     bucket.put_all(FILES)
     bucket.delay = 0.01
-    context = tls.server_context(certificate)
-    context.num_tickets = tickets
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    origin.tls.cache_clear()
-    with serve(bucket, context) as url:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        version = run(tmp_path / "target", concurrency=6).path
+    with tls.trusted(tmp_path) as context:
+        context.num_tickets = tickets
+        with serve(bucket, context) as url:
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+            version = run(tmp_path / "target", concurrency=6).path
+        sessions = origin.tls("").session_stats()
     assert content(version) == FILES
-    sessions = origin.tls("").session_stats()
-    origin.tls.cache_clear()
     assert sessions["connect_good"] > 4
     if tickets:
         assert sessions["connect_good"] - sessions["hits"] == 1, "the first has no session"
@@ -218,16 +215,10 @@ def peer() -> Iterator[RawServer]:
 
 
 @pytest.fixture
-def secure_peer(
-    peer: RawServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[RawServer]:
+def secure_peer(peer: RawServer, tmp_path: Path) -> Iterator[RawServer]:
     """The same over TLS, with a certificate that we trust."""
-    certificate = tls.loopback_certificate(tmp_path)
-    peer.secure = tls.server_context(certificate)
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    origin.tls.cache_clear()
-    yield peer
-    origin.tls.cache_clear()
+    with tls.trusted(tmp_path) as peer.secure:
+        yield peer
 
 
 def address_of(peer: RawServer, body: bytes, at_once: bytes, rest: bytes) -> str:

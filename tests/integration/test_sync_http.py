@@ -6,7 +6,6 @@ import json
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -16,7 +15,7 @@ import pytest
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.storage.kinds import open_source
-from tests.serving import Handler, RawServer, head, serving
+from tests.serving import Handler, RawServer, head, serving, serving_by
 from tests.sync_runs import RETRY, content, manifest, sync
 
 QUICK = SyncOptions(concurrency=2, timeout=5)
@@ -194,7 +193,7 @@ class Hub:
         return row
 
 
-def handler(hub: Hub, stored_at: list[str]) -> type[BaseHTTPRequestHandler]:
+def handler(hub: Hub, stored_at: list[str]) -> type[Handler]:
     """What the hub answers; large files are at the first of `stored_at`."""
 
     class Visit(Handler):
@@ -235,10 +234,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub, and a second server for its large files."""
     hub, stored_at = Hub(), list[str]()
     made = handler(hub, stored_at)
-    with (
-        serving(ThreadingHTTPServer(("127.0.0.1", 0), made)) as url,
-        serving(ThreadingHTTPServer(("127.0.0.1", 0), made)) as elsewhere,
-    ):
+    with serving_by(made) as url, serving_by(made) as elsewhere:
         stored_at.append(elsewhere.replace("127.0.0.1", "localhost"))
         monkeypatch.setenv("HF_ENDPOINT", url)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from kfp_ddp.storage.source import MAX_OBJECTS, Changed, Entry, Transient
 from kfp_ddp.training.data.decoder import decode
 from tests import tls
 from tests.gcs_server import Bucket, serve
-from tests.serving import Files, serving
+from tests.serving import Files, serving_by
 from tests.sync_runs import content, sync, write
 
 QUICK = SyncOptions(concurrency=4, timeout=5)
@@ -218,8 +217,7 @@ def test_version_that_is_served_feeds_another_sync(tmp_path: Path, protocol: str
     write(source, objects)
     version = sync(str(source), tmp_path / "first", QUICK).path
     handler = type("Handler", (Files,), {"protocol_version": protocol})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(version)))
-    with serving(server) as base:
+    with serving_by(partial(handler, directory=str(version))) as base:
         second = sync(f"{base}/_MANIFEST.jsonl", tmp_path / "second", QUICK)
         assert content(second.path) == objects
         assert second.path.name == version.name

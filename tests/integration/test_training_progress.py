@@ -20,6 +20,7 @@ from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.run_folder import RunFolder, TraceRequest
 from kfp_ddp.training.watch import Progress, remove_stale
 from tests.commands import output
+from tests.files import write
 from tests.training_ranks import Ranks, config, dataset, output_of
 from tests.waiting import until
 
@@ -99,8 +100,7 @@ def test_progress_of_earlier_ranks_is_removed(tmp_path: Path) -> None:
 def test_straggler_is_reported(tmp_path: Path) -> None:
     root = dataset(tmp_path / "data", train=48)
     run = config(root, tmp_path / "run", epochs=2, log_steps=2)
-    (tmp_path / "run" / "ranks").mkdir(parents=True)
-    (tmp_path / "run" / "ranks" / "2.json").write_text("{}")
+    write(tmp_path / "run" / "ranks" / "2.json", "{}")
     printed = output_of(run, 2, env={"SLOW_RANK": "1", "KFP_DDP_NODE": "node-b"})
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
     *lines, of_ranks, end = map(json.loads, text.splitlines())
@@ -157,12 +157,10 @@ def test_a_trace_needs_a_running_rank(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(InputError, match=r"contains no training: name the folder with its metrics"):
         ask(tmp_path)
     run = tmp_path / "out" / "work" / "17" / "train"
-    run.mkdir(parents=True)
-    (run / "metrics.jsonl").write_text('{"event": "start"}\n')
+    write(run / "metrics.jsonl", '{"event": "start"}\n')
     with pytest.raises(InputError, match=r"no rank of .*/train has started"):
         ask(tmp_path / "out")
-    (run / "ranks").mkdir()
-    (run / "ranks" / "0.json").write_text("{}")
+    write(run / "ranks" / "0.json", "{}")
     with (run / "metrics.jsonl").open("r+b") as metrics:  # of months
         metrics.seek(65 << 20)
         metrics.write(b'\n{"event": "end"}\n')
@@ -176,8 +174,7 @@ def test_a_trace_needs_a_running_rank(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (left.rank, left.steps) == (0, 3)
     monkeypatch.setattr(tracing, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(TraceRequest, "matches", lambda self, name: name.endswith("-x.json.gz"))
-    (run / "traces").mkdir()
-    (run / "traces" / "rank-0-x.json.gz").write_bytes(b"trace")
+    write(run / "traces" / "rank-0-x.json.gz", b"trace")
     brought = tracing.trace(f"file://{run}", 0, 3, tmp_path / "here", 1.0, lambda line: None)
     assert brought.read_bytes() == b"trace"
     assert brought.is_relative_to(tmp_path / "here")

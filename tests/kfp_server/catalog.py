@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.kfp_server import specs
 from tests.kfp_server.listing import page
-from tests.kfp_server.refusal import gateway, invalid, unknown, upload
+from tests.kfp_server.refusal import gateway, invalid, taken, unknown, upload
 
 Row = dict[str, Any]
 Query = dict[str, str]
@@ -43,8 +43,7 @@ class Catalog:
         }
 
     def upload_pipeline(self, data: bytes, query: Query) -> Row:
-        spec = self._uploaded(data)
-        name = query.get("name") or spec.get("pipeline_spec", spec)["pipelineInfo"]["name"]
+        spec, name = self._uploaded(data, query)
         if any(one["name"] == name for one in self.pipelines.values()):
             raise upload(409, "Failed to create a pipeline and a pipeline version")
         pipeline = self.create_pipeline({**query, "name": name}, {})
@@ -55,12 +54,7 @@ class Catalog:
         name = body.get("name") or body.get("display_name", "")
         namespace = self._shared(body.get("namespace", ""), "create a pipeline")
         if any(one["name"] == name for one in self.pipelines.values()):
-            raise gateway(
-                409,
-                "Failed to create a pipeline: Already exist error",
-                f"Failed to create a new pipeline. The name {name} already exists. Please specify "
-                "a new name",
-            )
+            raise taken("pipeline", name)
         pipeline = {
             "pipeline_id": str(uuid.uuid4()),
             "display_name": body.get("display_name") or name,
@@ -73,11 +67,10 @@ class Catalog:
         return pipeline
 
     def upload_pipeline_version(self, data: bytes, query: Query) -> Row:
-        spec = self._uploaded(data)
+        spec, name = self._uploaded(data, query)
         pipeline_id = query.get("pipelineid", "")
         if pipeline_id not in self.pipelines:
             raise upload(400, "Failed to upload a pipeline version")
-        name = query.get("name") or spec.get("pipeline_spec", spec)["pipelineInfo"]["name"]
         if any(one["name"] == name for one in self._versions_of(pipeline_id)):
             raise upload(409, "Failed to upload a pipeline version")
         return self._version(pipeline_id, name, spec, query)
@@ -117,11 +110,12 @@ class Catalog:
         rows = self._versions_of(pipeline_id)
         return page("pipeline_versions", rows, query, "list pipeline versions")
 
-    def _uploaded(self, data: bytes) -> Row:
+    def _uploaded(self, data: bytes, query: Query) -> tuple[Row, str]:
+        """A pipeline, and the name that it was given or has."""
         spec = specs.read(data)
         if spec is None:
             raise upload(400, "unknown template format")
-        return spec
+        return spec, query.get("name") or spec.get("pipeline_spec", spec)["pipelineInfo"]["name"]
 
     def _version(self, pipeline_id: str, name: str, spec: Row, query: Query) -> Row:
         version = {
@@ -146,12 +140,7 @@ class Catalog:
             raise invalid("create a experiment", "Experiment has an empty name")
         for one in self.experiments.values():
             if one["display_name"] == name and one.get("namespace", "") == namespace:
-                raise gateway(
-                    409,
-                    "Failed to create a experiment: Already exist error",
-                    f"Failed to create a new experiment. The name {name} already exists. Please "
-                    "specify a new name",
-                )
+                raise taken("experiment", name)
         experiment = {
             "experiment_id": str(uuid.uuid4()),
             "display_name": name,

@@ -10,12 +10,11 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import ThreadingHTTPServer
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import parse_qs, urlsplit
 
-from tests.serving import Handler, serving
+from tests.serving import Handler, serving_by
 
 FORM = """<html><form method="post" action="{}">
 <input type="text" name="login"/><input type="password" name="password"/></form></html>"""
@@ -49,8 +48,7 @@ def guarding(behind: str, **more: Any) -> Iterator[Dex]:
     """Stand before a server until the block ends."""
     dex = Dex(behind, **more)
     handler = type("Handler", (_Handler,), {"dex": dex})
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
-        dex.url = url
+    with serving_by(handler) as dex.url:
         yield dex
 
 

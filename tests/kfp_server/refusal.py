@@ -31,6 +31,14 @@ def invalid(doing: str, why: str) -> RefusalError:
     return gateway(400, f"Failed to {doing}: Invalid input error", why)
 
 
+def taken(kind: str, name: str) -> RefusalError:
+    """409, for a name that something else of its kind has."""
+    why = (
+        f"Failed to create a new {kind}. The name {name} already exists. Please specify a new name"
+    )
+    return gateway(409, f"Failed to create a {kind}: Already exist error", why)
+
+
 def upload(status: int, message: str) -> RefusalError:
     """As the upload handlers answer: with a stack trace of Go."""
     return RefusalError(status, {"error_message": message, "error_details": message + STACK})

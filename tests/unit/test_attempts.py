@@ -12,6 +12,7 @@ from kfp_ddp.models.attempts import fingerprint, note, prune, unchanged
 from kfp_ddp.models.champion import move
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
+from tests.files import write
 from tests.gating import judged
 from tests.run_output import evaluation
 
@@ -159,9 +160,7 @@ def test_what_was_tried_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("least", [0.4, 0.6])
 def test_the_gate_notes_only_what_it_does_not_bless(least: float, tmp_path: Path) -> None:
     _, attempt, _ = asked(tmp_path)
-    record = tmp_path / "run" / "evaluation.json"
-    record.parent.mkdir()
-    record.write_text(evaluation(50).model_dump_json())
+    record = write(tmp_path / "run" / "evaluation.json", evaluation(50).model_dump_json())
     inputs = {"evaluation": str(record), "champion": str(tmp_path / "cats"), "attempt": attempt}
     blessed, _ = judged(tmp_path, 0.5, **inputs, min_accuracy=least)
     again, _, summary = asked(tmp_path)

@@ -3,12 +3,12 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from kfp_ddp.cli import app
 from kfp_ddp.core.config import FIELDS, FREE, chosen, resolved, untrusted
-from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.model.torchvision_weights import cached
+from tests.commands import call, output, refused
+from tests.files import write
 
 
 @pytest.fixture(autouse=True)
@@ -26,16 +26,16 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 
 
 def show(*words: str) -> Result:
-    return CliRunner().invoke(app, ["config", "show", *words])
+    return call("config", "show", *words)
 
 
 def test_init_writes_settings_once(files: dict[str, Path]) -> None:
     words = ["init", "--host", "https://kfp.example.com", "--registry", "registry.example.com/ml"]
-    CliRunner().invoke(app, words)  # trusts what it writes
+    output(*words)  # trusts what it writes
     expected = {"registry": "registry.example.com/ml", "destination": ""}
     assert chosen("registry", "destination") == expected
     text = files["here"].read_text()
-    assert isinstance(CliRunner().invoke(app, words).exception, InputError)
+    refused(*words)
     assert files["here"].read_text() == text
 
 
@@ -96,27 +96,17 @@ def test_the_file_of_a_folder_chooses_only_what_sends_nothing_elsewhere(
 
 def test_a_folder_is_trusted_until_its_file_changes(files: dict[str, Path], tmp_path: Path) -> None:
     files["here"].write_text(f"model_registry: http://x\ndestination: {tmp_path}\nhost: http://x\n")
-    call = ["rollback", "flowers"]
-
-    def refusal() -> str:
-        error = CliRunner().invoke(app, call).exception
-        assert isinstance(error, InputError)
-        return str(error)
-
-    assert "kfp-ddp config trust" in refusal()
-    assert "kfp-ddp config trust" in str(CliRunner().invoke(app, ["runs"]).exception)
-    here = CliRunner().invoke(app, ["describe", "."]).exception  # sends nothing
-    assert "contains no run" in str(here)
-    assert CliRunner().invoke(app, ["config", "trust"]).exit_code == 0
-    assert "there is no model" in refusal()
+    assert "kfp-ddp config trust" in refused("rollback", "flowers")
+    assert "kfp-ddp config trust" in refused("runs")
+    assert "contains no run" in refused("describe", ".")  # sends nothing
+    output("config", "trust")
+    assert "there is no model" in refused("rollback", "flowers")
     files["here"].write_text(f"model_registry: http://y\ndestination: {tmp_path}\n")
-    assert "kfp-ddp config trust" in refusal()
-    CliRunner().invoke(app, ["config", "trust"])
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "kfp-ddp.yaml").write_text(files["here"].read_text())
-    os.chdir(other)
-    assert "kfp-ddp config trust" in refusal(), "another folder with an equal file"
+    assert "kfp-ddp config trust" in refused("rollback", "flowers")
+    output("config", "trust")
+    os.chdir(write(tmp_path / "other/kfp-ddp.yaml", files["here"].read_bytes()).parent)
+    # Another folder with an equal file.
+    assert "kfp-ddp config trust" in refused("rollback", "flowers")
 
 
 def test_show_prints_no_secret_and_names_a_wrong_variable(monkeypatch: pytest.MonkeyPatch) -> None:

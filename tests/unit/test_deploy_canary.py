@@ -5,7 +5,6 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from kfp_ddp.models.interface import Sample, _Image
 from kfp_ddp.models.serving import engine as canary
 from kfp_ddp.models.serving.engine import address, ask, check_canary, difference, sample_of
 from tests.exports import sealed
-from tests.serving import Handler, serving
+from tests.serving import Handler, serving_by
 
 
 def run(tmp_path: Path, address: str, **release: Any) -> tuple[tuple[str, str], str]:
@@ -88,7 +87,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[Answer]],
                     status, body = answers.pop(0) if len(answers) > 1 else answers[0]
                     self.answer(status if self.path == "/v2/models/flowers/infer" else 404, body)
 
-            return running.enter_context(serving(ThreadingHTTPServer(("127.0.0.1", 0), Model)))
+            return running.enter_context(serving_by(Model))
 
         yield start
 
@@ -171,7 +170,7 @@ def test_a_slow_server_times_out(drips: bool) -> None:
                 if drips:
                     self.wfile.write(b" ")
 
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Slow)) as url:
+    with serving_by(Slow) as url:
         try:
             problem, _ = ask(url, "flowers", SAMPLE, 0.3)
         finally:

@@ -88,7 +88,7 @@ INPUTS = {"dataset": "digits", "digest": "5" * 64, "path": "/data/versions/5", "
 
 def step(folder: Path, **inputs: Any) -> Any:
     """The component as a program calls it, outside of any cluster."""
-    report = SimpleNamespace(path=str(folder / "report.md"))
+    report = SimpleNamespace(path=str(folder / "report.md"), metadata={})
     return dataset_volume.python_func(volume_report=report, **INPUTS | inputs)
 
 

@@ -22,6 +22,7 @@ from kfp_ddp.jobs import local
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.local import Ended
 from kfp_ddp.models.evaluation import wilson
+from kfp_ddp.runs.workspace import RunWorkspace
 from kfp_ddp.training.config import Reading
 from kfp_ddp.training.data.splits import Index, scan
 from kfp_ddp.training.distributed import World
@@ -178,9 +179,9 @@ def test_the_error_is_the_first_failure_of_a_rank(
         return ended
 
     monkeypatch.setattr(engine, "run_ranks", run_ranks)
-    request = EvaluationRequest.create(checkpoint="c", run_dir=str(run_dir), data="d")
+    request = EvaluationRequest.create(checkpoint="c", run_dir=str(run_dir), data=str(tmp_path))
     with pytest.raises(kind, match=message):
-        engine.run_local_ranks(request, 3)
+        engine.evaluate_locally(request, RunWorkspace(run_dir), 3)
     monkeypatch.setattr(local, "run_ranks", lambda *_: ended)
     with pytest.raises(RunCancelledError if kind is RunCancelledError else JobError):
         local.run_script(LaunchSpec.create(image="any", script="pass"), tmp_path)

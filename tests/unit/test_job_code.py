@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from kfp import compiler, dsl
 
-from kfp_ddp.cli.jobs import manifest as command
 from kfp_ddp.components.job.component import job
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.packed import PYTHON, WORD, pack_file
@@ -24,6 +22,7 @@ from kfp_ddp.jobs.kinds import KINDS, KindName
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.payload import bring
 from tests import workers
+from tests.commands import call, output
 
 OF_THE_STEP = {"run_id", "task_name", "task_id", "work_dir", "job_object", "task_config"}
 README = Path(inspect.getfile(job.python_func)).with_name("README.md").read_text()
@@ -162,10 +161,7 @@ def test_an_invalid_entry_or_value_is_refused(folder: Path, tmp_path: Path) -> N
 
 
 def printed(*settings: str) -> list[dict[str, Any]]:
-    answer = CliRunner().invoke(command, ["pytorchjob", "image=a:1", *settings])
-    if answer.exception is not None:
-        raise answer.exception
-    return list(yaml.safe_load_all(answer.output))
+    return list(yaml.safe_load_all(output("manifest", "pytorchjob", "image=a:1", *settings)))
 
 
 def test_a_script_is_printed_as_it_is_in_lines() -> None:
@@ -175,8 +171,8 @@ def test_a_script_is_printed_as_it_is_in_lines() -> None:
         script = "x" + "".join(chance.choices(letters, k=chance.randint(0, 20)))
         brought, _ = printed(f"script={script}")
         assert brought["data"] == {"script.py": script}
-    answer = CliRunner().invoke(command, ["pytorchjob", "image=a:1", "script=import os\nos.sync()"])
-    assert "  script.py: |-\n    import os\n    os.sync()\n" in answer.output
+    text = output("manifest", "pytorchjob", "image=a:1", "script=import os\nos.sync()")
+    assert "  script.py: |-\n    import os\n    os.sync()\n" in text
 
 
 def test_a_folder_is_printed_as_its_archive(tmp_path: Path) -> None:
@@ -187,8 +183,8 @@ def test_a_folder_is_printed_as_its_archive(tmp_path: Path) -> None:
     assert archive == code.archive_of(tmp_path)
     worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     assert worker["command"][:3] == ["python3", "/etc/kfp-ddp/start.py", "alone"]
-    with pytest.raises(InputError, match=r"entry='b.py' is not in the folder of code"):
-        printed(f"code={tmp_path}", "entry=b.py")
+    error = call("manifest", "pytorchjob", "image=a:1", f"code={tmp_path}", "entry=b.py").exception
+    assert "entry='b.py' is not in the folder of code" in str(error)
 
 
 COMMAND = ["image=a:1", "command=[python3, train.py]", "nodes=2"]
@@ -205,7 +201,7 @@ COMMAND = ["image=a:1", "command=[python3, train.py]", "nodes=2"]
     ],
 )
 def test_invalid_settings_fail_with_one_line(arguments: list[str], message: str) -> None:
-    answer = CliRunner().invoke(command, arguments)
+    answer = call("manifest", *arguments)
     assert isinstance(answer.exception, InputError)
     assert message in str(answer.exception)
     assert answer.output == ""
@@ -296,5 +292,4 @@ def _section(title: str) -> str:
 def test_a_manifest_takes_a_folder_that_is_packed_already(folder: Path) -> None:
     (folder / "data").write_bytes(random.Random(7).randbytes(5000))  # no path is as long
     inputs = as_folder(folder, "train.py")
-    words = ["image=a:1", "entry=train.py", f"code={inputs['code']}"]
-    assert CliRunner().invoke(command, ["pytorchjob", *words]).exit_code == 0
+    assert printed("entry=train.py", f"code={inputs['code']}")

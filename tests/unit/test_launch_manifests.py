@@ -207,7 +207,7 @@ def test_how_each_kind_starts_a_script(kind: str, starts: list[str], variables: 
 def test_every_pod_has_our_labels_no_rights_and_resources(kind: str, data: st.DataObject) -> None:
     spec = data.draw(specifications(kind))
     meta = metadata(spec, identify("run", "train", "7", spec), "space", 0, None)
-    job = spec.job_kind.manifest(spec, meta)
+    job = spec.job_kind.manifest(spec, meta, "")
     ours = {key: value for key, value in meta["labels"].items() if key.startswith("kfp-ddp/")}
     limited = {"cpu": spec.cpu or not spec.cpu_request}
     limited["memory"] = spec.memory or not spec.memory_request

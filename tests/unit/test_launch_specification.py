@@ -88,7 +88,7 @@ def test_the_job_belongs_to_the_workflow_and_blocks_nothing() -> None:
     assert meta["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     (owner,) = meta["ownerReferences"]
     assert (owner["kind"], owner["uid"], owner["controller"]) == ("Workflow", "u", False)
-    worker = spec.job_kind.manifest(spec, meta)["spec"]["pytorchReplicaSpecs"]["Worker"]
+    worker = spec.job_kind.manifest(spec, meta, "")["spec"]["pytorchReplicaSpecs"]["Worker"]
     assert "kueue.x-k8s.io/queue-name" not in worker["template"]["metadata"]["labels"]
     assert worker["template"]["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
 

@@ -8,7 +8,6 @@ import shutil
 import socket
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
@@ -22,6 +21,7 @@ from kfp_ddp.local.results import CLEAR_LINE, Phase
 from kfp_ddp.local.survey import resolve_source, survey
 from tests import run_output
 from tests.commands import call
+from tests.files import write
 from tests.run_output import Terminal
 
 
@@ -95,8 +95,7 @@ def test_a_folder_without_our_record_is_not_touched(tmp_path: Path, files: dict[
     folder = tmp_path / "project"
     mine = {**files, "work/thesis.tex": "a", "artifacts/a.pdf": "b", "cache/c": "", "bundle/d": "d"}
     for name, text in mine.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        write(folder / name, text)
     for start in (
         lambda: begin(LocalRun("a", {}), folder, "", True),
         lambda: demo.run(folder, 1, {}),
@@ -162,19 +161,9 @@ def test_status_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             local_run(other)
 
 
-def write(output: Path, step: str, /, **values: Any) -> None:
-    """Write the output of a step."""
-    folder = output / "artifacts" / "run" / step
-    folder.mkdir(parents=True)
-    artifacts = {"what": {"artifacts": [{"metadata": values}]}}
-    (folder / "executor_output.json").write_text(json.dumps({"artifacts": artifacts}))
-
-
 def test_report_of_the_gate_is_copied_to_the_top(tmp_path: Path) -> None:
     assert runs.report(tmp_path) == {}
-    made = tmp_path / "artifacts" / "run" / "gate" / "gate_report"
-    made.parent.mkdir(parents=True)
-    made.write_text("<html>")
+    write(tmp_path / "artifacts/run/gate/gate_report", "<html>")
     assert runs.report(tmp_path) == {"report": str(tmp_path / "report.html")}
     assert (tmp_path / "report.html").read_text() == "<html>"
 
@@ -182,18 +171,18 @@ def test_report_of_the_gate_is_copied_to_the_top(tmp_path: Path) -> None:
 def test_line_of_a_step_in_a_loop_is_of_the_newest_iteration(tmp_path: Path) -> None:
     assert runs.describe_step(tmp_path, "train") == ""
     for iteration, step in enumerate((18, 24)):
-        write(tmp_path, f"for-loop-1-iteration-{iteration}/train", step=step)
-        written = tmp_path / f"artifacts/run/for-loop-1-iteration-{iteration}/train"
-        os.utime(written / "executor_output.json", (9 - iteration, 9 - iteration))
+        artifacts = {"what": {"artifacts": [{"metadata": {"step": step}}]}}
+        folder = tmp_path / f"artifacts/run/for-loop-1-iteration-{iteration}/train"
+        written = write(folder / "executor_output.json", json.dumps({"artifacts": artifacts}))
+        os.utime(written, (9 - iteration, 9 - iteration))
     assert runs.describe_step(tmp_path, "train") == "18 steps"
-    metrics = tmp_path / "work" / "run" / "train" / "metrics.jsonl"
-    metrics.parent.mkdir(parents=True)
     rows = [
         {"event": "start", "steps_total": 180},
         *({"event": "step", "step": s, "time": s, "images_per_s": 5} for s in (5, 65)),
         {"event": "end", "step": 69, "status": "done", "reason": "accuracy has not improved"},
     ]
-    metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    write(tmp_path / "work/run/train/metrics.jsonl", text)
     line = "69 of 180 steps, stopped early, 5 images/s"
     assert runs.describe_step(tmp_path, "train") == line
     assert results.RunProgress(tmp_path).line(80).endswith("180 · 5 images/s · stopped early")
@@ -248,8 +237,7 @@ def photos(tmp_path: Path) -> Path:
     others = ("__MACOSX/._3.jpg", ".DS_Store", "a/Thumbs.db", "b/x.svg", "b/y.svg", "labels.csv",
               "lost+found/1.jpg")  # fmt: skip
     for name in others:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("x")
+        write(tmp_path / name, "x")
     return tmp_path
 
 

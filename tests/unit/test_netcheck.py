@@ -8,9 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from kfp_ddp.cli import app
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.jobs import netcheck
 from kfp_ddp.jobs.follow.follower import Outcome
@@ -21,6 +19,7 @@ from kfp_ddp.k8s.api import split_lines
 from kfp_ddp.training.netcheck.rank import rounds, transports
 from kfp_ddp.training.netcheck.record import Network, NetworkCheck, Node, Size, need, problems
 from tests.cluster import FakeApi
+from tests.commands import call, refused
 
 ASKED = NetworkCheck()
 
@@ -141,13 +140,11 @@ def test_ranks_of_this_machine_measure() -> None:
     ],
 )
 def test_invalid_settings_are_one_line(words: tuple[str, ...], says: str) -> None:
-    done = CliRunner().invoke(app, ["netcheck", *words])
-    assert isinstance(done.exception, InputError)
-    assert says in str(done.exception)
+    assert says in refused("netcheck", *words)
 
 
 def test_nodes_zero_is_refused() -> None:
-    assert CliRunner().invoke(app, ["netcheck", "--nodes", "0"]).exit_code == 2
+    assert call("netcheck", "--nodes", 0).exit_code == 2
 
 
 def test_a_large_result_arrives_in_lines_that_are_not_split() -> None:
@@ -187,7 +184,7 @@ def test_network_of_a_job_is_measured_each_time(
 def test_component_measures_with_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(netcheck, "here", lambda check, ranks: network(even(1), ranks=ranks))
     run: Any = netcheck.run
-    artifact = SimpleNamespace(path=str(tmp_path / "out"), log_metric=lambda *_: None)
+    artifact = SimpleNamespace(path=str(tmp_path / "out"), metadata={}, log_metric=lambda *_: None)
     ids = {"run_id": "r", "task_name": "t", "task_id": ""}
     fields = {**ids, "backend": "local", "nodes": 2, "gpus_per_node": 0, "check": {}, "image": "a"}
     more = {"network_summary": artifact, "network_metrics": artifact}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kfp_ddp.checks.claims import check_modes, mounted_at_once, single_node_mode
 from kfp_ddp.checks.form import StepResources
-from kfp_ddp.checks.nodes import cpu_warning, gpus_per_node, too_large, unfit
+from kfp_ddp.checks.nodes import check_on_cpus, cpu_warning, gpus_per_node, too_large, unfit
 from kfp_ddp.checks.operators import SERVICE_VERBS, check_service
 from kfp_ddp.checks.preflight import evaluation
 from kfp_ddp.checks.sweep import MAX_TRIALS, Sweep, examples_of, number_of
@@ -22,6 +22,7 @@ from kfp_ddp.k8s.objects import allocatable
 from kfp_ddp.models.release import Registering, part_of
 from kfp_ddp.models.serving.rollout import OURS
 from kfp_ddp.storage.kinds import check_address, open_store
+from kfp_ddp.training.config import TrainConfig
 from tests.cluster import FakeApi
 
 NVIDIA, AMD, SLICE = "nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.5gb"
@@ -70,6 +71,9 @@ def test_training_on_cpus_is_a_warning_with_the_unused_gpus() -> None:
     assert cpu_warning([node()], NVIDIA) == warning
     nodes = [node(**{NVIDIA: "8"}), node(**{NVIDIA: "8", AMD: "1"}), node(**{"x.com/npu": "4"})]
     assert cpu_warning(nodes, NVIDIA).endswith(f"nodes have 1 {AMD} and 16 {NVIDIA}")
+    for fields in ({"device": "cuda"}, {"decode": "gpu"}):
+        with pytest.raises(InputError, match="needs GPUs"):
+            check_on_cpus(TrainConfig.create(data="", output_dir="", **fields))
     assert cpu_warning(nodes, "x.com/npu").endswith(f"1 {AMD} and 16 {NVIDIA} and 4 x.com/npu")
     assert allocatable([node(**{NVIDIA: "1k", AMD: "2"})])[AMD] == [2], "1k is not a number of GPUs"
 

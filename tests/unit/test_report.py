@@ -8,16 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from kfp_ddp import report
-from kfp_ddp.cli import app
 from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import sha256
 from kfp_ddp.models.evaluation import ClassChange, Compared, slice_of
 from kfp_ddp.training.report.time_spent import PHASES
 from tests import reports, run_output
+from tests.commands import call, output, refused
 
 TWO = ["cat", "dog"]
 COUNTS = [[45, 5], [3, 47]]
@@ -238,12 +237,8 @@ def test_gate_and_report_do_not_import_torch(tmp_path: Path) -> None:
     assert (folder / "report.html").stat().st_size < 100_000
 
 
-def command(*words: str) -> str:
-    result = CliRunner().invoke(app, ["report", *words])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output.strip()
+def command(*words: object) -> str:
+    return output("report", *words).strip()
 
 
 def test_the_report_of_a_local_run_is_written_with_its_verdict(tmp_path: Path) -> None:
@@ -252,13 +247,13 @@ def test_the_report_of_a_local_run_is_written_with_its_verdict(tmp_path: Path) -
     (beside / "verdict.json").write_text(json.dumps({"blessed": False, "reason": "too <low>"}))
     formats = {"model.onnx": {"max_abs_difference": 2e-6, "same_top1": 1.0}}
     (beside.parent / "bundle" / "parity.json").write_text(json.dumps({"formats": formats}))
-    assert command(str(run)) == str(beside / "report.html")
+    assert command(run) == str(beside / "report.html")
     made = (beside / "report.html").read_text()
     assert "<b>Not blessed</b><p>too &lt;low&gt;</p>" in made
     assert "Loss by epoch" in made
     assert "<td>model.onnx</td><td>2e-06</td>" in made
     for folder in (beside, beside.parent):
-        assert command(str(folder), "-o", str(tmp_path / "out.html")) == str(tmp_path / "out.html")
+        assert command(folder, "-o", tmp_path / "out.html") == str(tmp_path / "out.html")
         assert (tmp_path / "out.html").read_text() == made
 
 
@@ -270,17 +265,18 @@ def test_the_newest_evaluation_is_chosen(tmp_path: Path) -> None:
         for name in ("train", "again")
     )
     os.utime(old, (1, 1))
-    assert command(str(run)) == str(new.with_name("report.html"))
+    assert command(run) == str(new.with_name("report.html"))
 
 
 def test_a_missing_evaluation_or_folder_is_an_error(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="evaluate")
-    for words in ([str(run)], [str(tmp_path / "none")], [str(run), "--split", "test"]):
-        with pytest.raises(InputError, match=r"contains no evaluation of (val|test): name"):
-            command(*words)
+    for words in ([run], [tmp_path / "none"], [run, "--split", "test"]):
+        split = "test" if words[1:] else "val"
+        assert f"contains no evaluation of {split}: name" in refused("report", *words)
     run = run_output.make(tmp_path / "complete")
-    with pytest.raises(StorageError, match=r"cannot write to .*none/out\.html: No such file"):
-        command(str(run), "-o", str(tmp_path / "none" / "out.html"))
+    error = call("report", run, "-o", tmp_path / "none/out.html").exception
+    assert isinstance(error, StorageError)
+    assert f"cannot write to {tmp_path}/none/out.html: No such file" in str(error)
 
 
 def test_an_evaluation_of_an_earlier_version_still_has_a_report(tmp_path: Path) -> None:
@@ -291,5 +287,5 @@ def test_an_evaluation_of_an_earlier_version_still_has_a_report(tmp_path: Path) 
     (beside / "evaluation.json").write_text(
         json.dumps({name: value for name, value in record.items() if name not in later})
     )
-    command(str(tmp_path / "run"))
+    command(tmp_path / "run")
     assert "90.00%" in (beside / "report.html").read_text()

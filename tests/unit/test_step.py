@@ -62,7 +62,7 @@ def test_job_artifact_has_no_values_of_variables(tmp_path: Path, job: Any) -> No
     before = json.dumps(job)
     path = tmp_path / "artifacts" / "job"
     meta = {"name": "job", "managedFields": [{}]}
-    write_job(SimpleNamespace(path=str(path)), {**job, "metadata": meta})
+    write_job(SimpleNamespace(path=str(path), metadata={}), {**job, "metadata": meta})
     text = path.read_text()
     assert "s3cret" not in text
     assert json.loads(text)["metadata"] == {"name": "job"}

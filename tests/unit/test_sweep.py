@@ -131,7 +131,9 @@ def training(path: Path, accuracies: list[float], loss: float = 1.0, **settings:
 
 def board(folder: Path, trials: list[Trial]) -> tuple[Leaderboard, str, str]:
     """Return the leaderboard of trials, its page and its table."""
-    page, table = (SimpleNamespace(path=str(folder / name)) for name in ("page", "table"))
+    page, table = (
+        SimpleNamespace(path=str(folder / name), metadata={}) for name in ("page", "table")
+    )
     study: Any = SimpleNamespace(trials=trials, spent="")
     names = ["peak", "low", "same", "early", "gone"]
     shown = Leaderboard(study, 5, lambda trial: str(folder / names[trial.number]), page, table)

@@ -32,14 +32,10 @@ def split(tmp_path: Path) -> Path:
     for number, (mode, size) in enumerate(zip(modes, sizes, strict=True)):
         channels = len(Image.new(mode, (1, 1)).getbands())
         pixels = torch.randint(256, (size[1], size[0], channels), generator=draw)
-        array = pixels.to(torch.uint8).numpy().squeeze()
+        content = pixels.to(torch.uint8).numpy().tobytes()
+        image = Image.frombytes("L" if mode == "P" else mode, size, content).convert(mode)
         folder = tmp_path / "train" / f"class{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
-        image = Image.fromarray(array) if mode == "P" else Image.fromarray(array, mode=None)
-        if mode == "CMYK":
-            image = Image.frombytes("CMYK", size, array.tobytes())
-        if mode == "P":
-            image = image.convert("P")
         image.save(folder / f"{number}.{'jpg' if mode == 'CMYK' else 'png'}")
     return tmp_path / "train"
 

@@ -182,7 +182,7 @@ HERE = Environment(ranks=["node-a", "node-b"], cpus=8, decoded=int(7.2e9), room=
         ({"workers": 0}, HERE, "workers=0 -> 2, or cache_gb=8"),
         ({}, HERE._replace(room=int(7e9)), "workers=4 -> 8"),
         ({}, HERE._replace(cpus=6), "workers=4 -> 6, or cache_gb=8"),
-        ({"workers": 8}, HERE._replace(decoded=0), "more CPUs than 8 for a rank, or images stored"),
+        ({"workers": 8}, HERE._replace(decoded=0), "more CPUs than 8 for a rank, images stored"),
     ],
 )
 def test_advice_on_data_and_cpus(fields: dict[str, Any], here: Environment, expected: str) -> None:

@@ -143,7 +143,7 @@ def send(sink: BackgroundSink, folder: Path, event: str, number: int, **fields: 
 
 def patient(folder: Path, connect: Callable[[], Tracker]) -> BackgroundSink:
     (folder / "metrics.jsonl").touch()
-    return BackgroundSink("A", folder / "metrics.jsonl", folder / "a.json", connect)
+    return BackgroundSink("A", folder / "metrics.jsonl", folder / "a.json", connect, 0)
 
 
 def test_events_wait_for_an_unreachable_server(

@@ -18,6 +18,8 @@ _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 _JPEG_END = frozenset({0xD9, 0xDA})
 _JPEG_SIZES = {0xE0: (16,), 0xDB: (67, 132), **dict.fromkeys((0xC0, 0xC1, 0xC2), (17,))}
 _JPEG_ANY_SIZE = frozenset({0xC4, 0xDD, 0xFE})
+_JPEG_EXTRAS = frozenset({0xE1, 0xE2, 0xFE})
+_JPEG_PIXELS = b"\xff\xda"
 
 
 def plain_pixels(data: bytes) -> int:
@@ -49,13 +51,30 @@ def _chunks(data: bytes) -> Iterator[bytes]:
 
 def is_usual(data: bytes) -> bool:
     """Return whether the header of a JPEG has only segments that no library refuses."""
-    at = 2
-    while at + 4 <= len(data) and data[at] == 0xFF and (marker := data[at + 1]) != 0xDA:
-        size = struct.unpack_from(">H", data, at + 2)[0]
+    end = 2
+    for marker, start, end in _segments(data):
+        size = end - start - 2
         if marker not in _JPEG_ANY_SIZE and size not in _JPEG_SIZES.get(marker, ()):
             return False
-        at += 2 + size
-    return data[at : at + 2] == b"\xff\xda"
+    return data[end : end + 2] == _JPEG_PIXELS
+
+
+def without_extras(data: bytes) -> bytes:
+    """Return a JPEG without EXIF, colour profiles and comments, which change no pixel here."""
+    parts, end = [data[:2]], 2
+    for marker, start, end in _segments(data):
+        if marker not in _JPEG_EXTRAS:
+            parts.append(data[start:end])
+    return b"".join([*parts, data[end:]])
+
+
+def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield the marker, start and end of each segment before the pixels of a JPEG."""
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF and data[at : at + 2] != _JPEG_PIXELS:
+        end = at + 2 + struct.unpack_from(">H", data, at + 2)[0]
+        yield data[at + 1], at, end
+        at = end
 
 
 class Frame(NamedTuple):

@@ -28,7 +28,7 @@ class Need(NamedTuple):
 Needed = Callable[[int, int], Need]
 """Returns the need for an image of a height and a width."""
 
-_END = b"\xff\xd9"
+END = b"\xff\xd9"
 _BELOW = 2
 """Rows below the last one that its colours depend on, if stored at half the height."""
 _MIRRORED = {2: [-1], 3: [-2, -1], 4: [-2], 6: [-1], 7: [-2, -1], 8: [-2]}
@@ -69,14 +69,19 @@ def decode_part(data: bytes, needed: Needed) -> Decoded | None:
         image = _sized(data, -(-frame.height // by), -(-frame.width // by), strict=True)
     if image is None:
         return None
-    if swapped:
-        image = image.transpose(-1, -2)
-    return Decoded(image.flip(mirrored) if mirrored else image, height, width, by)
+    return Decoded(upright(image, frame.orientation), height, width, by)
+
+
+def upright(image: Tensor, orientation: int) -> Tensor:
+    """Rotate an image [..., H, W] by its EXIF orientation."""
+    mirrored = _MIRRORED.get(orientation, [])
+    image = image.transpose(-1, -2) if 5 <= orientation <= 8 else image
+    return image.flip(mirrored) if mirrored else image
 
 
 def _above(data: bytes, frame: Frame, rows: int) -> Tensor | None:
     """Decode rows from the top by a smaller height in the header; None if it is not possible."""
-    if rows >= frame.height or not frame.baseline or not data.endswith(_END):
+    if rows >= frame.height or not frame.baseline or not data.endswith(END):
         return None
     shortened = bytearray(data)
     struct.pack_into(">H", shortened, frame.at, rows)

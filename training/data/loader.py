@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import READING, Reading, TrainConfig
-from kfp_ddp.training.data import transforms
+from kfp_ddp.training.data import on_device, transforms
 from kfp_ddp.training.data.cache import Cache
 from kfp_ddp.training.data.image_files import Decoded, read, read_part
 from kfp_ddp.training.data.sampler import Key, Keys
@@ -38,6 +38,8 @@ class Batch(NamedTuple):
     """Positions of unreadable images: replaced by a neighbour in training, left out otherwise."""
     error: str
     """Why the batch is invalid; empty if it is valid."""
+    rows: on_device.Rows | None = None
+    """What `images` are where the device decodes them: bytes."""
 
 
 class Images(Dataset[Batch]):
@@ -62,9 +64,16 @@ class Images(Dataset[Batch]):
         images = channels_last(len(keys), transforms.size_of_epoch(config, keys[0][0]))
         indices: list[int] = []
         skipped: list[int] = []
+        files: list[on_device.File | None] = [None] * len(keys)
+        if config.decode == "gpu" and cache is None:
+            places = (index.where(drawn % len(index)) for _, drawn in keys)
+            files = on_device.files_in(places, config.reading, images.shape[-1])
         for row, (epoch, drawn) in enumerate(keys):
             position = drawn % len(index)
             again = drawn - position
+            if files[row]:
+                indices.append(position)
+                continue
             try:
                 decoded, at = self._usable(epoch, position, again)
             except InputError as error:
@@ -73,7 +82,28 @@ class Images(Dataset[Batch]):
                 skipped.append(position)
             indices.append(at)
             images[row] = transforms.finish(decoded, config, epoch, at + again, cache is not None)
-        return Batch(images, [index.targets[at] for at in indices], indices, skipped, "")
+        packed, rows = on_device.pack(images, files, keys) if any(files) else (images, None)
+        return Batch(packed, [index.targets[at] for at in indices], indices, skipped, "", rows)
+
+    def decode(self, device: torch.device, batch: Batch) -> Batch:
+        """Decode the files of a batch; if the device refuses one, all are decoded as by loaders.
+
+        Raises InputError for an unreadable image.
+        """
+        if batch.rows is None:
+            return batch
+        try:
+            images = on_device.unpack(batch.images, batch.rows, self.config, device)
+            return batch._replace(images=images, rows=None)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            on_device.warn(one_line(error))
+        here = Images(self.index, self.config.model_copy(update={"decode": "cpu"}), True)
+        batch = here.__getitems__([(batch.rows.epoch, drawn) for drawn in batch.rows.drawn])
+        if batch.error:
+            raise InputError(batch.error)
+        return batch
 
     def _usable(self, epoch: int, position: int, again: int) -> tuple[Decoded, int]:
         """Load the image at `position`, or with on_bad_image=skip the next readable one."""
@@ -239,11 +269,14 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def to_device(
-    batches: Iterator[Batch], device: torch.device, pixels: Pixels
-) -> Iterator[DeviceBatch]:
-    """Move batches and normalise them, on a GPU in a side stream; raise a batch's error."""
+    batches: Iterator[Batch],
+    device: torch.device,
+    pixels: Pixels,
+    decode: Callable[[Batch], Batch] = lambda batch: batch,
+) -> Generator[DeviceBatch]:
+    """Decode, move and normalise batches, on a GPU in a side stream; raise a batch's error."""
     if device.type != "cuda":
-        for images, targets, *others in _on_cpu(batches, pixels):
+        for images, targets, *others in _on_cpu(map(decode, batches), pixels):
             yield DeviceBatch(images.to(device), targets.to(device), *others)
         return
     side = _side_stream(device)
@@ -251,6 +284,7 @@ def to_device(
 
     def move(batch: Batch) -> DeviceBatch:
         with torch.cuda.stream(side):
+            batch = decode(batch)
             images = normalised(batch.images.to(device, non_blocking=True), scale, shift, pixels)
             targets = torch.tensor(batch.targets, dtype=torch.long, pin_memory=True)
             targets = targets.to(device, non_blocking=True)

@@ -139,7 +139,14 @@ def resize(image: Tensor, height: int, width: int) -> Tensor:
     if image.shape[-2:] == (height, width):
         return image
     packed = image.permute(1, 2, 0).contiguous()[None].permute(0, 3, 1, 2)
-    return F.interpolate(packed, size=(height, width), mode="bilinear", antialias=True)[0]
+    return _interpolate(packed, (height, width), exact=image.device.type == "cpu")[0]
+
+
+def _interpolate(images: Tensor, size: tuple[int, int], *, exact: bool) -> Tensor:
+    """Resize with fixed-point weights, or by way of float32: a GPU has no kernel for uint8."""
+    values = images if exact else images.float()
+    values = F.interpolate(values, size=size, mode="bilinear", antialias=True)
+    return values if exact else values.round().to(torch.uint8)
 
 
 class Crop(NamedTuple):

@@ -160,7 +160,7 @@ def advice(spent: TimeSpent, config: TrainConfig, environment: Environment) -> l
 
 
 def _against_waiting(config: TrainConfig, environment: Environment) -> str:
-    """Advise more loader processes if there are CPUs, or a cache if there is disk space."""
+    """Advise more loader processes if there are CPUs, a cache if there is disk space, or others."""
     changes = []
     cpus = int(environment.cpus)
     if config.workers < cpus:
@@ -168,8 +168,8 @@ def _against_waiting(config: TrainConfig, environment: Environment) -> str:
     if environment.decoded and 1.1 * environment.decoded < environment.room:
         changes.append(f"cache_gb={math.ceil(environment.decoded / 1e9)}")
     size = config.train_image_size or config.image_size
-    lack = f"more CPUs than {environment.cpus:g} for a rank, or images stored at image_size={size}"
-    return ", or ".join(changes) or lack
+    lack = f"more CPUs than {environment.cpus:g} for a rank, images stored at image_size={size}"
+    return ", or ".join(changes) or f"{lack}, or decode=auto on a GPU of NVIDIA"
 
 
 def _slow_rank(spent: TimeSpent, environment: Environment) -> str:

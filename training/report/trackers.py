@@ -49,12 +49,7 @@ class BackgroundSink:
     """Limits of the last wait, after the last epoch and if the training was stopped."""
 
     def __init__(
-        self,
-        title: str,
-        metrics: Path,
-        record: Path,
-        connect: Callable[[], Tracker],
-        every: float = 0,
+        self, title: str, metrics: Path, record: Path, connect: Callable[[], Tracker], every: float
     ) -> None:
         """Start to connect; `every`: least seconds between requests."""
         self._title, self._connect, self._every = title, connect, every

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.core.settings import split
-from kfp_ddp.core.step import step
+from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.datasets.access import EachNode, options_on_nodes
-from kfp_ddp.datasets.engine import Artifact
 from kfp_ddp.datasets.versions import success
 from kfp_ddp.datasets.volume.cluster import CLAIMS, connect
 from kfp_ddp.datasets.volume.publish import collect, publish
@@ -52,7 +51,7 @@ def run(*, volume_report: Artifact, options: Mapping[str, Any], **inputs: Any) -
     lines = ["# Dataset volume", "", "| | |", "|---|---|"]
     lines += [f"| {name} | `{value}` |" for name, value in rows]
     lines += ["", *(f"- {note}" for note in done.notes)]
-    Path(volume_report.path).write_text("\n".join(lines) + "\n")
+    write_artifact(volume_report, "\n".join(lines) + "\n")
     print("\n".join(done.notes), flush=True)
     return Volume(done.claim, done.path)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import atomic_write, sha256
 from kfp_ddp.core.run_folder import VERDICT
 from kfp_ddp.core.settings import Stored
-from kfp_ddp.core.step import step
+from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import cell
 from kfp_ddp.evaluation.gate.champion import check_signature, compare_with_champion
 from kfp_ddp.evaluation.gate.rules import Check, Rules, check_maximum, check_minimum, model_checks
@@ -28,9 +28,6 @@ from kfp_ddp.models.evaluation import FILE, Compared, Evaluation, reason
 from kfp_ddp.report.render import render
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.kinds import open_store
-
-if TYPE_CHECKING:
-    from kfp import dsl
 
 FORMAT = 1
 
@@ -48,8 +45,8 @@ class Judgement(NamedTuple):
 @step
 def run(
     accuracy: float,
-    gate_verdict: "dsl.Markdown",
-    gate_report: "dsl.HTML",
+    gate_verdict: Artifact,
+    gate_report: Artifact,
     evaluation: str,
     bundle: str,
     rules: Mapping[str, Any],
@@ -71,9 +68,9 @@ def run(
         else:
             title = "Blessed" if blessed else "Not blessed"
             document = render("gate.html", title=title, checks=judgement.checks)
-    Path(gate_report.path).write_text(document, encoding="utf-8")
-    Path(gate_verdict.path).write_text(markdown(blessed, judgement.checks), encoding="utf-8")
-    gate_verdict.metadata.update({"blessed": blessed, "reason": why, "champion": version})
+    write_artifact(gate_report, document)
+    facts = {"blessed": blessed, "reason": why, "champion": version}
+    write_artifact(gate_verdict, markdown(blessed, judgement.checks), **facts)
     print(why)
     if attempt and not blessed:
         store = open_store(champion)

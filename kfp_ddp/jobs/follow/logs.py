@@ -249,13 +249,7 @@ class PodLog(threading.Thread):
     """Follows the log of one container until it has ended and every line is printed."""
 
     def __init__(
-        self,
-        api: Api,
-        pod: Object,
-        container: str,
-        printer: Printer,
-        title: str = "",
-        end_only: bool = False,
+        self, api: Api, pod: Object, container: str, printer: Printer, title: str, end_only: bool
     ) -> None:
         super().__init__(daemon=True, name=f"log {pod['metadata']['name']}")
         self.api, self.container, self.printer = api.another(), container, printer
@@ -265,7 +259,7 @@ class PodLog(threading.Thread):
         self.key = f"{self.uid}/{container}"
         self.end_only = end_only
         """Whether the last lines of the existing log are enough."""
-        self.title = title or pod_title(pod)
+        self.title = title
         self.latest = pod
         """The pod in its current state."""
         self.abandoned = threading.Event()

@@ -111,11 +111,7 @@ class Kind(ABC):
 
     @abstractmethod
     def manifest(
-        self,
-        spec: JobFields,
-        metadata: Object,
-        script_map: str = "",
-        runtime: Runtime | None = None,
+        self, spec: JobFields, metadata: Object, script_map: str, runtime: Runtime | None = None
     ) -> Object:
         """Return the job as the API server takes it.
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.fields import JobFields
 from kfp_ddp.jobs.kinds import base, pod
-from kfp_ddp.jobs.kinds.base import Kind, PodRole, State, Unsupported
+from kfp_ddp.jobs.kinds.base import Kind, PodRole, Runtime, State, Unsupported
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.resource import Resource
 
@@ -78,11 +78,7 @@ class RayJob(Kind):
     rendezvous_port = 6379
 
     def manifest(
-        self,
-        spec: JobFields,
-        metadata: Object,
-        script_map: str = "",
-        runtime: base.Runtime | None = None,
+        self, spec: JobFields, metadata: Object, script_map: str, runtime: Runtime | None = None
     ) -> Object:
         """Return the RayJob."""
         labels = {**metadata["labels"], JOB: metadata["name"]}

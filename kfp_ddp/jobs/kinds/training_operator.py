@@ -73,11 +73,7 @@ class TrainingOperatorKind(Kind):
         return bool(((job.get("spec") or {}).get("runPolicy") or {}).get("suspend"))
 
     def manifest(
-        self,
-        spec: JobFields,
-        metadata: Object,
-        script_map: str = "",
-        runtime: Runtime | None = None,
+        self, spec: JobFields, metadata: Object, script_map: str, runtime: Runtime | None = None
     ) -> Object:
         """Return the job as JSON, by the models of kubeflow-training."""
         from kubeflow import training

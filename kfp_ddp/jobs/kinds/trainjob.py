@@ -71,11 +71,7 @@ class TrainJob(Kind):
     rendezvous_port = 29500
 
     def manifest(
-        self,
-        spec: JobFields,
-        metadata: Object,
-        script_map: str = "",
-        runtime: Runtime | None = None,
+        self, spec: JobFields, metadata: Object, script_map: str, runtime: Runtime | None = None
     ) -> Object:
         """Return the TrainJob."""
         runtime = runtime or Runtime()

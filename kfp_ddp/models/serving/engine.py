@@ -6,11 +6,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from http.client import HTTPException, HTTPResponse
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, RunCancelledError
-from kfp_ddp.core.step import step
+from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import cell, from_json, one_line
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.models.bundle import REQUEST, RESPONSE, Bundle
@@ -34,9 +33,6 @@ from kfp_ddp.models.serving.rollout import (
 from kfp_ddp.models.serving.wait import ServiceWatch, predictor_status
 from kfp_ddp.storage.kinds import open_store
 
-if TYPE_CHECKING:
-    from kfp import dsl
-
 ALL = 100
 
 
@@ -47,7 +43,7 @@ def run(
     model_name: str,
     release: Mapping[str, Any],
     run_id: str,
-    deploy_report: "dsl.Markdown",
+    deploy_report: Artifact,
 ) -> tuple[str, str]:
     """Roll out the bundle; return the service's URL in the cluster, and its version, or ''."""
     settings = part_of(release, Deployment)
@@ -59,8 +55,8 @@ def run(
     elif settings.service:
         url, version, result = roll_out(Api.connect(), settings, bundle, model_name, run_id)
     print(result, flush=True)
-    Path(deploy_report.path).write_text(f"{cell(result)}\n", encoding="utf-8")
-    deploy_report.metadata.update({"service": settings.service, "url": url, "version": version})
+    facts = {"service": settings.service, "url": url, "version": version}
+    write_artifact(deploy_report, f"{cell(result)}\n", **facts)
     return url, version
 
 

@@ -45,12 +45,11 @@ def pods_of_spec(pods: Iterable[Object], spec: str) -> list[Object]:
     return [pod for pod in pods if pod_label(pod, SPEC) == spec and not _is_terminating(pod)]
 
 
-def ready(service: Object, pods: Iterable[Object], spec: str, percent: int) -> bool:
+def ready(service: Object, pods: Sequence[Object], spec: str, percent: int) -> bool:
     """Return whether requests for the predictor with this label reach it, and only it.
 
     With Knative that is its newest revision with this share, without it the previous pods are gone.
     """
-    pods = list(pods)
     answers = any(condition(pod, "Ready") for pod in pods_of_spec(pods, spec))
     if has_canary(service, spec):
         return answers
@@ -101,9 +100,8 @@ def _refusal(service: Object) -> str:
     return ""
 
 
-def waits_for(service: Object, pods: Iterable[Object]) -> str:
+def waits_for(service: Object, pods: Sequence[Object]) -> str:
     """Return what the service waits for, as text, if nothing blocks it."""
-    pods = list(pods)
     for pod in pods:
         if (reason := waiting_reason(pod)) and reason.kind:
             return f"{pod['metadata']['name']}: {reason.text}"

@@ -52,7 +52,7 @@ def _ended(run_id: str, backend: str, job: Mapping[str, Any], work: str, keep: i
     for task in tasks(Path(work) / run_id):
         if (pid := local.recorded(task)) is not None:
             local.end(pid, local.GRACE_SECONDS)
-            local.forget(task)
+            RunFolder(task).process.unlink(missing_ok=True)
             ended.append(f"ended process group {pid}")
     if {backend, job.get("evaluate_backend", "local")} != {"local"}:
         ended += _jobs(run_id)

@@ -4,14 +4,13 @@ import functools
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import requests
 from kubernetes import client
 
-from tests.serving import serving
+from tests.serving import Files, serving
 
 DATASET, MODELS = "digits", "models"
 TRAIN, VAL = 40, 10  # images of each of the ten classes
@@ -36,11 +35,7 @@ def serve(api: client.ApiClient) -> Iterator[str]:
 @contextmanager
 def serving_index(api: client.ApiClient, folder: Path) -> Iterator[str]:
     """Serve a package index of tests.package_index; its address."""
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None: ...
-
-    server = ThreadingHTTPServer(("0.0.0.0", 0), functools.partial(Quiet, directory=folder))
+    server = ThreadingHTTPServer(("0.0.0.0", 0), functools.partial(Files, directory=folder))
     with serving(server):
         yield f"http://{node_address(api)}:{server.server_port}/simple/"
 

@@ -131,7 +131,7 @@ def running(grounds: Grounds, mode: str) -> Iterator[Kserve]:
         _prepare(grounds)
         yield Kserve(grounds, mode)
         return
-    _define(grounds.api)
+    workflow.establish(grounds.api, json.loads(gzip.decompress(DEFINITION.read_bytes())))
     with StandIn(grounds, mode).running() as stand_in:
         yield stand_in
 
@@ -159,11 +159,6 @@ def _prepare(grounds: Grounds) -> None:
     grounds.custom.create_namespaced_custom_object(
         GROUP, "v1alpha1", grounds.namespace, "servingruntimes", body
     )
-
-
-def _define(api: client.ApiClient) -> None:
-    """Make InferenceServices known to the cluster, by KServe's own definition."""
-    workflow.establish(api, json.loads(gzip.decompress(DEFINITION.read_bytes())))
 
 
 class StandIn(Kserve):
@@ -245,7 +240,7 @@ class StandIn(Kserve):
         return deployments
 
     def _deployment(
-        self, service: dict[str, Any], name: str, own: dict[str, str], template: str = ""
+        self, service: dict[str, Any], name: str, own: dict[str, str], template: str
     ) -> Any:
         """Return the Deployment of a predictor, created or changed if needed."""
         predictor, meta = service["spec"]["predictor"], service["metadata"]
@@ -258,11 +253,12 @@ class StandIn(Kserve):
             "spec": {"containers": [self._container(predictor)], "terminationGracePeriodSeconds": 0,
                      "securityContext": {"runAsUser": UID}},
         }  # fmt: skip
+        made = json.dumps(pod, sort_keys=True)
         body: dict[str, Any] = {
             "metadata": {
                 "name": name,
                 "labels": labels,
-                "annotations": {"template": template, "made": json.dumps(pod, sort_keys=True)},
+                "annotations": {"template": template, "made": made},
                 "ownerReferences": [_owner(service)],
             },
             "spec": {
@@ -279,9 +275,7 @@ class StandIn(Kserve):
             if error.status != 404:
                 raise
             return self.apps.create_namespaced_deployment(space, body)
-        if (existing.metadata.annotations or {}).get("made") != body["metadata"]["annotations"][
-            "made"
-        ]:
+        if (existing.metadata.annotations or {}).get("made") != made:
             return self.apps.patch_namespaced_deployment(name, space, body)
         return existing
 

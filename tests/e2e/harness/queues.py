@@ -10,6 +10,7 @@ from typing import Any
 from kubernetes import client
 
 from kfp_ddp.k8s.api import Api, Object
+from kfp_ddp.k8s.objects import condition
 from kfp_ddp.k8s.resource import Resource
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until, with_retries
 
@@ -90,12 +91,7 @@ class Queue:
         """Names of the workloads that the queue has not let in."""
         result = self._api().list_objects(WORKLOADS, retry=True)
         own = [item for item in result if item["spec"].get("queueName") == self.name]
-        return [item["metadata"]["name"] for item in own if not _reserved(item)]
-
-
-def _reserved(workload: dict[str, Any]) -> bool:
-    conditions = (workload.get("status") or {}).get("conditions") or []
-    return any(c["type"] == "QuotaReserved" and c["status"] == "True" for c in conditions)
+        return [item["metadata"]["name"] for item in own if not condition(item, "QuotaReserved")]
 
 
 @contextmanager
