@@ -40,6 +40,7 @@ def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Spli
     config, train, val = world.from_first(lambda: _scan(config))
     lowers = config.micro_batch_size == AUTO
     config = world.from_first(lambda: resolve(config, world, len(train), launches))
+    config = config.model_copy(update={"precision": precision_of(config, world)})
     world.from_first(lambda: check_network(config, train.classes))
     if lowers:
         config = memory.fit(config, world, train)
@@ -142,15 +143,21 @@ def resolve(
     if config.decode == "gpu" and obstacle:
         raise InputError(f"decode=gpu is not possible: {obstacle}; set decode=cpu")
     decode = "cpu" if obstacle else config.decode
-    precision: str = config.precision
-    if precision == "auto":
-        precision = half_precision(world.device, config.strategy)
-        if world.first and world.device.type == "cuda":
-            print(
-                f"precision={precision}, by {torch.cuda.get_device_name(world.device)}", flush=True
-            )
-    filled = {"batch_size": batch, "micro_batch_size": micro, "precision": precision}
-    return config.model_copy(update={**filled, "decode": decode, **saved})
+    filled = {"batch_size": batch, "micro_batch_size": micro, "decode": decode}
+    return config.model_copy(update={**filled, **saved})
+
+
+def precision_of(config: TrainConfig, world: World) -> str:
+    """Return the precision of a run: the fastest that all its devices have."""
+    if config.precision != "auto":
+        return config.precision
+    fastest = {*world.gather(half_precision(world.device, config.strategy))}
+    precision = fastest.pop() if len(fastest) == 1 else "fp32"  # of bf16 and fp16, each lacks one
+    if world.device.type != "cpu":
+        cuda = world.device.type == "cuda"
+        name = torch.cuda.get_device_name(world.device) if cuda else "an Apple GPU"
+        world.print(f"precision={precision}, by {name}{' and others' * bool(fastest)}")
+    return precision
 
 
 def _built_or_examined(

@@ -27,7 +27,7 @@ from kfp_ddp.training import distributed, node, own_script
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.flags import parse
-from kfp_ddp.training.prepare import resolve
+from kfp_ddp.training.prepare import precision_of, resolve
 from kfp_ddp.training.recipes import RECIPES, RecipeName, configured
 from kfp_ddp.training.recipes import main as recipes_main
 from kfp_ddp.training.state import checkpoint, learner
@@ -153,7 +153,7 @@ def test_indivisible_batch(tmp_path: Path, fields: dict[str, Any], ranks: int, w
 def test_batch_per_rank_scales_the_rate_and_is_kept_on_resume(tmp_path: Path) -> None:
     config = run(tmp_path, batch_size_per_rank=8, lr_reference_batch=16, learning_rate=0.1)
     resolved = resolve(config, world(4), 96)
-    assert (resolved.batch_size, resolved.micro_batch_size, resolved.precision) == (32, 8, "fp32")
+    assert (resolved.batch_size, resolved.micro_batch_size) == (32, 8)
     assert learner.peak(resolved) == pytest.approx(0.2)
     manifest = checkpoint.manifest_of(resolved, ("a", "b"), epoch=1, world_size=4)
     checkpoint.write(tmp_path / "checkpoints", 5, {}, manifest)
@@ -243,7 +243,11 @@ def test_precision_by_the_hardware(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: capability >= (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GPU")
     assert distributed.half_precision(torch.device("cuda"), strategy) == precision
+    ranks = mock.Mock(device=torch.device("cuda"), gather=lambda mine: [mine, "fp16"])
+    agreed = precision_of(run(strategy=strategy), ranks)
+    assert agreed == ("fp16" if precision == "fp16" else "fp32"), "what each of them has"
 
 
 @pytest.mark.parametrize(
