@@ -118,8 +118,6 @@ class Set(NamedTuple):
 
 
 FIELDS = {item.name: item for item in fields(Config) if item.metadata}
-
-
 CONNECTION = tuple(name for name in Connection.__dataclass_fields__ if name in FIELDS)
 
 

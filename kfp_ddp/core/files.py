@@ -43,11 +43,8 @@ def newest_file(folder: Path, patterns: Iterable[str]) -> Path | None:
 
 def fsync(path: Path) -> None:
     """Flush a file's content, or a folder's entries, to the disk; raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+    with closing_descriptor(os.open(path, os.O_RDONLY)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def folder_below(
@@ -57,7 +54,7 @@ def folder_below(
 
     `make` creates folders with mode 0755. Raises OSError with the full path, ValueError for `..`.
     """
-    return _closing(_open_folder(root, name, make))
+    return closing_descriptor(_open_folder(root, name, make))
 
 
 class Folders:
@@ -81,7 +78,7 @@ class Folders:
             cached = contextlib.nullcontext(opened)
             if self._known.setdefault(name, cached) is cached:
                 return cached
-        return _closing(opened)
+        return closing_descriptor(opened)
 
     def close(self) -> None:
         """Close all; `at` opens a folder again."""
@@ -90,7 +87,8 @@ class Folders:
 
 
 @contextlib.contextmanager
-def _closing(descriptor: int) -> Iterator[int]:
+def closing_descriptor(descriptor: int) -> Iterator[int]:
+    """Yield a descriptor, and close it after the block."""
     try:
         yield descriptor
     finally:
@@ -100,7 +98,7 @@ def _closing(descriptor: int) -> Iterator[int]:
 def _open_folder(root: Path, name: str | Path, make: bool) -> int:
     if Path(name).is_absolute():
         raise ValueError(f"{name!s} is not a folder below {root}")
-    with _closing(os.open(root, _FOLDER)) as top:
+    with closing_descriptor(os.open(root, _FOLDER)) as top:
         return _walk(top, Path(name).parts, make, Path(root))
 
 

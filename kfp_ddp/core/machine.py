@@ -98,7 +98,6 @@ def _groups() -> Iterator[Path]:
 
 
 def _words(file: Path) -> list[str]:
-    try:
+    with suppress(OSError):
         return file.read_text().split()
-    except OSError:
-        return []
+    return []

@@ -78,10 +78,9 @@ def adopt_secrets() -> None:
 
 def secret(key: str) -> str:
     """Return a key of the bucket's secret, from a mounted file or a variable; '' if missing."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return Path(SECRET, key).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        return os.environ.get(key, "").strip()
+    return os.environ.get(key, "").strip()
 
 
 def needed_secret(key: str, setting: str) -> str:

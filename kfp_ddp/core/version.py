@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from kfp_ddp.core.text import from_json
+
 NAME = "_MANIFEST.jsonl"
 _LINE = 1 << 17
 """No line of ours has more bytes: two names of a thousand characters, each escaped."""
@@ -34,10 +36,7 @@ def pinned(data: Path) -> Path:
 
 def read_header(file: BinaryIO) -> dict[str, Any]:
     """Return the first line of a manifest; raise ValueError if it is damaged."""
-    try:
-        first = json.loads(file.readline(_LINE))
-    except RecursionError:
-        raise ValueError("line 1") from None
+    first = from_json(file.readline(_LINE))
     return first if isinstance(first, dict) else {}
 
 

@@ -31,11 +31,8 @@ def staged(
 ) -> Iterator[tuple[FileStage, set[int]]]:
     """Yield the stage of a version, and the indices of what an interrupted sync left there."""
     store.clear_builds(but=result.digest)
-    stage = stage_of(store, result, pack)
-    try:
+    with contextlib.closing(stage_of(store, result, pack)) as stage:
         yield stage, stage.open()
-    finally:
-        stage.close()
 
 
 def build(context: Context, store: DatasetVersions, result: Result) -> Result:
@@ -211,19 +208,16 @@ def _damaged(
 def _is_intact(folders: Folders, row: manifest.ManifestRow, verify: str) -> int | None:
     """Return the mtime of a file that matches its row; None for damage, also a link in its path."""
     within, _, name = (row.pack or row.name).rpartition("/")
-    try:
-        with folders.at(within) as folder:
-            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            end = row.offset + row.size
-            too_long = not row.pack and status.st_size > end
-            if not stat.S_ISREG(status.st_mode) or status.st_size < end or too_long:
-                return None
-            trusted = verify == "quick" and (row.pack or status.st_mtime_ns == row.mtime_ns)
-            if not trusted and checksum(name, folder, row.offset, row.size) != row.crc:
-                return None
+    with contextlib.suppress(OSError, ValueError), folders.at(within) as folder:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        end = row.offset + row.size
+        too_long = not row.pack and status.st_size > end
+        if not stat.S_ISREG(status.st_mode) or status.st_size < end or too_long:
+            return None
+        trusted = verify == "quick" and (row.pack or status.st_mtime_ns == row.mtime_ns)
+        if trusted or checksum(name, folder, row.offset, row.size) == row.crc:
             return status.st_mtime_ns
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def _replace_files(
@@ -263,7 +257,6 @@ def _restore(store: DatasetVersions, version: Path, stage: FileStage, index: int
 
 
 def _is_folder(name: str, folder: int) -> bool:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False
+    return False

@@ -13,7 +13,7 @@ import google_crc32c
 
 from kfp_ddp.core import errors
 from kfp_ddp.core.errors import StorageError
-from kfp_ddp.core.files import folder_below, lock, open_lock, open_plain
+from kfp_ddp.core.files import closing_descriptor, folder_below, lock, open_lock, open_plain
 from kfp_ddp.datasets.context import Watch
 
 _CHUNK = 1 << 20
@@ -100,7 +100,7 @@ def locked(root: Path, wait: float, what: str, watch: Watch) -> Iterator[bool]:
     """Lock the target; yield whether it had to wait. `what` is shown to other syncs that wait."""
     with writing(root / ".kfsync" / "lock"):
         descriptor = _opened(root, "lock")
-    try:
+    with closing_descriptor(descriptor):
         waited = _acquire(descriptor, root, wait, watch)
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         holder = f"{socket.gethostname()} syncs {what} since {since}".encode("utf-8", "replace")
@@ -109,8 +109,6 @@ def locked(root: Path, wait: float, what: str, watch: Watch) -> Iterator[bool]:
             os.pwrite(descriptor, holder, 0)
             os.fsync(descriptor)  # who waits may be on another node
         yield waited
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -121,11 +119,9 @@ def versions_lock(root: Path) -> Iterator[None]:
     except OSError:
         yield
         return
-    try:
+    with closing_descriptor(descriptor):
         lock(descriptor, root, math.inf)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _opened(root: Path, name: str) -> int:

@@ -1,5 +1,6 @@
 """Check the images of a listing before the first of them is downloaded."""
 
+import contextlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -91,15 +92,14 @@ def _table(context: Context, name: str, listing: Listing) -> bytes:
 def _contents(context: Context, listing: Listing) -> list[bytes]:
     import tempfile  # only few callers need it
 
-    with tempfile.TemporaryDirectory() as folder:
-        stage = FileStage(Path(folder) / "files", listing)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(FileStage(Path(folder) / "files", listing)) as stage,
+    ):
         stage.open()
-        try:
-            every = range(len(listing))
-            Transfer(context, stage).run(every)
-            return [stage.path(index).read_bytes() for index in every]
-        finally:
-            stage.close()
+        every = range(len(listing))
+        Transfer(context, stage).run(every)
+        return [stage.path(index).read_bytes() for index in every]
 
 
 def sample(source_url: str, options: SyncOptions, rule: LayoutRule) -> tuple[Layout, list[bytes]]:

@@ -213,8 +213,7 @@ class _Plan:
 def _rename_into(root: Path, stage: FileStage, plan: _Plan) -> None:
     listing = stage.listing
     markers = [index for index, name in enumerate(listing.names) if name.endswith("/")]
-    folders = Folders(root, make=True)
-    try:
+    with contextlib.closing(Folders(root, make=True)) as folders, contextlib.closing(stage.folders):
         for index in sorted([*plan.missing, *markers]):
             within, _, name = listing.names[index].rpartition("/")
             with writing(root / listing.names[index]), folders.at(within) as folder:
@@ -222,6 +221,3 @@ def _rename_into(root: Path, stage: FileStage, plan: _Plan) -> None:
                     with stage.folders.at(within) as source:
                         os.rename(name, name, src_dir_fd=source, dst_dir_fd=folder)
                     plan.mtimes[index] = stage.mtimes[index]
-    finally:
-        folders.close()
-        stage.folders.close()

@@ -115,26 +115,21 @@ def folds_names(folder: Path, probe: bool = True) -> bool:
 
     Looks at the probe of an earlier run, else creates one for a moment if `probe` allows it.
     """
-    try:
-        with folder_below(folder, ".kfsync") as work:
-            if _exists(_PROBE % "", work):
-                return _folds(work, "")
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), folder_below(folder, ".kfsync") as work:
+        if _exists(_PROBE % "", work):
+            return _folds(work, "")
     if not probe:
         return False
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
-    try:
-        with folder_below(folder) as nearest:
-            number = os.urandom(8).hex()  # a name that no other program uses
-            _touch(_PROBE % number, nearest)
-            try:
-                return _folds(nearest, number)
-            finally:
-                os.unlink(_PROBE % number, dir_fd=nearest)
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), folder_below(folder) as nearest:
+        number = os.urandom(8).hex()  # a name that no other program uses
+        _touch(_PROBE % number, nearest)
+        try:
+            return _folds(nearest, number)
+        finally:
+            os.unlink(_PROBE % number, dir_fd=nearest)
+    return False
 
 
 def leave_probe(root: Path) -> None:
@@ -149,11 +144,10 @@ def _touch(name: str, folder: int) -> None:
 
 
 def _exists(name: str, folder: int) -> bool:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _folds(folder: int, number: str) -> bool:

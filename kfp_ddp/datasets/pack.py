@@ -1,5 +1,6 @@
 """Many small files as a few tar archives, each member written in place as it arrives."""
 
+import contextlib
 import itertools
 import os
 from array import array
@@ -102,13 +103,10 @@ class TarStage(FileStage):
     def intact(self, index: int, noted: Arrived) -> bool:
         """Return whether a member of the journal is unchanged; reads it if it is not `trusted`."""
         shard, start = self.member_offset(index)
-        try:
-            with self.folders.at("") as tree:
-                if os.stat(shard, dir_fd=tree, follow_symlinks=False).st_ino != noted.inode:
-                    return False
+        with contextlib.suppress(OSError), self.folders.at("") as tree:
+            if os.stat(shard, dir_fd=tree, follow_symlinks=False).st_ino == noted.inode:
                 return noted.trusted or checksum(shard, tree, start, noted.size) == noted.crc
-        except OSError:
-            return False
+        return False
 
     def path(self, index: int) -> Path:
         """Return the path of the object's archive in this stage."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from kfp_ddp.core.files import Folders, folder_below, open_below, open_plain
+from kfp_ddp.core.files import Folders, closing_descriptor, folder_below, open_below, open_plain
 from kfp_ddp.core.text import from_json
 from kfp_ddp.datasets.disk import checksum, plain_folder, remove, write_all, writing
 from kfp_ddp.storage.listing import Listing, folders_of
@@ -99,10 +99,9 @@ class Journal:
 
 def _boot() -> str:
     """Return an id of the current boot of the machine; '' if unknown."""
-    try:
+    with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return ""
 
 
 class FileStage:
@@ -165,15 +164,14 @@ class FileStage:
         within, _, name = self.listing.names[index].rpartition("/")
         with writing(self.path(index)), self.folders.at(within) as folder:
             descriptor = os.open(name, _FLAGS, self.mode, dir_fd=folder)
-            try:
-                if data and os.write(descriptor, data) != len(data):
-                    write_all(descriptor, data, 0)
-                self._seal(index, descriptor, crc)
-            except BaseException:
-                os.unlink(name, dir_fd=folder)
-                raise
-            finally:
-                os.close(descriptor)
+            with closing_descriptor(descriptor):
+                try:
+                    if data and os.write(descriptor, data) != len(data):
+                        write_all(descriptor, data, 0)
+                    self._seal(index, descriptor, crc)
+                except BaseException:
+                    os.unlink(name, dir_fd=folder)
+                    raise
 
     def clone(self, index: int, source: int) -> bool:
         """Share the blocks of an open file, and verify them; return whether that was possible."""
@@ -202,13 +200,10 @@ class FileStage:
     def finish(self, index: int, descriptor: int, crc: int) -> None:
         """Publish a verified large body in the stage; closes the descriptor."""
         within, _, name = self.listing.names[index].rpartition("/")
-        try:
-            with writing(self.path(index)):
-                with self._parts.at("") as parts, self.folders.at(within) as folder:
-                    os.rename(str(index), name, src_dir_fd=parts, dst_dir_fd=folder)
-                self._seal(index, descriptor, crc)
-        finally:
-            os.close(descriptor)
+        with closing_descriptor(descriptor), writing(self.path(index)):
+            with self._parts.at("") as parts, self.folders.at(within) as folder:
+                os.rename(str(index), name, src_dir_fd=parts, dst_dir_fd=folder)
+            self._seal(index, descriptor, crc)
 
     def drop(self, index: int, descriptor: int) -> None:
         """Discard a large body after an error; closes the descriptor."""
@@ -276,29 +271,22 @@ class FileStage:
         names, sizes = self.listing.names, self.listing.sizes
         for file in self._journal.read():
             index = bisect_left(names, file.name)
-            if index == len(names) or names[index] != file.name or file.size != sizes[index]:
-                continue
-            if not self.listing.tags and file.crc != self.listing.crcs[index]:
-                continue
-            if not self.intact(index, file):
-                continue
-            self.mtimes[index] = file.mtime_ns
-            self.listing.crcs[index] = file.crc
-            yield index
+            same = index < len(names) and (names[index], sizes[index]) == (file.name, file.size)
+            known = same and (bool(self.listing.tags) or file.crc == self.listing.crcs[index])
+            if known and self.intact(index, file):
+                self.mtimes[index] = file.mtime_ns
+                self.listing.crcs[index] = file.crc
+                yield index
 
     def intact(self, index: int, noted: Arrived) -> bool:
         """Return whether a file of the journal is unchanged; reads it if it is not `trusted`."""
         within, _, name = self.listing.names[index].rpartition("/")
-        try:
-            with self.folders.at(within) as folder:
-                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                seen = (status.st_size, status.st_mtime_ns, status.st_ino)
-                if seen != (noted.size, noted.mtime_ns, noted.inode):
-                    return False
-                regular = stat.S_ISREG(status.st_mode)
-                return regular and (noted.trusted or checksum(name, folder) == noted.crc)
-        except OSError:
-            return False
+        with contextlib.suppress(OSError), self.folders.at(within) as folder:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            seen = (status.st_size, status.st_mtime_ns, status.st_ino)
+            if stat.S_ISREG(status.st_mode) and seen == (noted.size, noted.mtime_ns, noted.inode):
+                return noted.trusted or checksum(name, folder) == noted.crc
+        return False
 
     def retained(self, done: set[int]) -> set[str]:
         """Return the names in the tree that `open` does not remove."""

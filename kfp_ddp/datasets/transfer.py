@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import google_crc32c
 
@@ -32,7 +31,6 @@ MORE = 1.2
 """Growth of the rate that twice as many connections need while the processors are busy."""
 _PERIOD = 0.1
 
-T = TypeVar("T")
 Job = tuple[int, Entry]
 
 
@@ -135,7 +133,7 @@ class Transfer:
     async def _put(self, index: int, data: bytes) -> None:
         """Check a small body and store it: at once, or in a thread where the disk is slow."""
         if self._write_seconds > SLOW_WRITE:
-            await self._in_thread(self._accept, index, data)
+            await event_loop.in_thread(self._threads, self._accept, index, data)
             return
         began = time.perf_counter()
         self._accept(index, data)
@@ -155,7 +153,7 @@ class Transfer:
 
     async def _large(self, reader: Reader, index: int, entry: Entry) -> None:
         """Stream to the stage; a broken body is continued, a wrong one starts again from 0."""
-        descriptor, start = await self._in_thread(self._stage.begin, index)
+        descriptor, start = await event_loop.in_thread(self._threads, self._stage.begin, index)
         target = _Target(descriptor, start)
         try:
             await self._stream(reader, index, entry, target)
@@ -163,7 +161,8 @@ class Transfer:
         except BaseException:
             self._stage.drop(index, descriptor)
             raise
-        await self._in_thread(self._stage.finish, index, descriptor, target.crc)
+        finish = self._stage.finish
+        await event_loop.in_thread(self._threads, finish, index, descriptor, target.crc)
 
     async def _stream(self, reader: Reader, index: int, entry: Entry, target: "_Target") -> None:
         def take(block: bytes) -> None:
@@ -195,9 +194,6 @@ class Transfer:
         with self._lock:
             self.meter.bytes += size
             return self._throttle.delay(size)
-
-    async def _in_thread(self, call: Callable[..., T], *arguments: object) -> T:
-        return await event_loop.in_thread(self._threads, call, *arguments)
 
 
 class _Target:

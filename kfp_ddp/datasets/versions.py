@@ -180,11 +180,10 @@ def leases_of(version: Path) -> Path | None:
 
 def success(path: Path) -> str:
     """Return the digest in a version's `_SUCCESS`; '' if it is not complete."""
-    try:
+    with contextlib.suppress(OSError, ValueError, IndexError):
         name = Path(path.parent.name, path.name, manifest.SUCCESS)
         return read_below(path.parents[1], name, _SUCCESS_BYTES).decode("ascii").strip()
-    except (OSError, ValueError, IndexError):
-        return ""
+    return ""
 
 
 def collect(store: DatasetVersions, options: SyncOptions, result: Result) -> Result:

@@ -105,10 +105,8 @@ def metadata(
 ) -> dict[str, Any]:
     """Return the metadata of the job."""
     labels = identity.labels(attempt)
-    if spec.scheduler == "kueue" and spec.queue:
-        labels[QUEUE_LABEL] = spec.queue
-    if spec.scheduler == "runai" and spec.queue:
-        labels["runai/queue"] = spec.queue
+    if spec.queue and (key := {"kueue": QUEUE_LABEL, "runai": "runai/queue"}.get(spec.scheduler)):
+        labels[key] = spec.queue
     name = identity.job_name(attempt)
     meta: dict[str, Any] = {"name": name, "namespace": namespace, "labels": labels}
     if owner is not None:

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.k8s.api import Api, ApiError, Object, unless
 from kfp_ddp.k8s.objects import condition, conditions, label
 from kfp_ddp.k8s.resource import Resource
 
@@ -16,12 +16,9 @@ NAMED_AT_MOST = 3
 @lru_cache(maxsize=8)
 def group_version(api: Api) -> str:
     """Return the preferred version of Kueue's API; '' for a cluster without Kueue."""
-    try:
+    with unless(404):
         return str(api.call("GET", f"/apis/{GROUP}")["preferredVersion"]["groupVersion"])
-    except ApiError as error:
-        if error.status == 404:
-            return ""
-        raise
+    return ""
 
 
 def resource(api: Api, plural: str) -> Resource | None:

@@ -99,11 +99,8 @@ class Attempts:
         reported = [number for number, job in jobs.items() if annotation(job, REPORTED)]
         first = max(reported) + 1 if reported else min(jobs)
         preempted = {number for number, job in jobs.items() if annotation(job, PREEMPTED)}
-        if newest in preempted:
-            return cls(newest + 1, first, preempted)
-        if newest in reported and kind.state(jobs[newest]).phase == "failed":
-            return cls(newest + 1, newest + 1, preempted)
-        return cls(newest, first, preempted)
+        failed = newest in reported and kind.state(jobs[newest]).phase == "failed"
+        return cls(newest + (failed or newest in preempted), first, preempted)
 
     def retries_left(self, retries: int) -> int:
         """Return how many of the retries are left after the current attempt."""

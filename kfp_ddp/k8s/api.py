@@ -53,6 +53,16 @@ class Refused(ApiError):  # noqa: N818
     """The account has no right to this, or the cluster has no such resource."""
 
 
+@contextlib.contextmanager
+def unless(status: int) -> Iterator[None]:
+    """End the block where the server responds with a status."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status != status:
+            raise
+
+
 def explanation(
     error: ApiError, verb: str, resource: Resource, namespace: str, name: str = ""
 ) -> str:
@@ -182,12 +192,9 @@ class Api:
 
     def get(self, resource: Resource, name: str, **options: Any) -> Object | None:
         """Return an object, None if it is missing; `options` are those of `call`."""
-        try:
+        with unless(404):
             return self._request("get", "GET", resource, name, **options)
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            return None
+        return None
 
     def list_objects(
         self, resource: Resource, query: dict[str, str] | None = None, **options: Any
@@ -213,12 +220,9 @@ class Api:
         self, resource: Resource, name: str, body: Object = IN_BACKGROUND, **options: Any
     ) -> None:
         """Delete an object and the objects that it owns; a missing one is not an error."""
-        options = {"retry": True, **options}
-        try:
+        with unless(404):
+            options = {"retry": True, **options}
             self._request("delete", "DELETE", resource, name, body=body, **options)
-        except ApiError as error:
-            if error.status != 404:
-                raise
 
     def _request(
         self, verb: str, method: str, resource: Resource, name: str = "", **options: Any
@@ -324,11 +328,9 @@ def split_lines(chunks: Iterable[bytes], longest: int = 0) -> Iterator[bytes]:
     """Yield the lines of a stream; one of more than `longest` bytes is split, 0 for no limit."""
     rest = b""
     for chunk in chunks:
-        *complete, rest = (rest + chunk).split(b"\n")
-        for line in complete:
-            yield from (piece + b"\n" for piece in _pieces(line, longest))
-        *pieces, rest = _pieces(rest, longest)
-        yield from (piece + b"\n" for piece in pieces)
+        lines = (rest + chunk).split(b"\n")
+        *complete, rest = [piece for line in lines for piece in _pieces(line, longest)]
+        yield from (line + b"\n" for line in complete)
     if rest:
         yield rest
 

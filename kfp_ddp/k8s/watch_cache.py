@@ -108,9 +108,7 @@ class WatchCache(threading.Thread):
                 self.objects = objects
                 self.changed.set()
         except ApiError as error:
-            if error.status == 0:
-                # The connection was cut: resume from the last event.
-                time.sleep(0.2)
-                return version
-            raise
+            if error.status != 0:
+                raise
+            time.sleep(0.2)  # the connection was cut: resume from the last event
         return version

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, writing
-from kfp_ddp.core.files import fsync, lock, open_lock, sha256
+from kfp_ddp.core.files import closing_descriptor, fsync, lock, open_lock, sha256
 from kfp_ddp.core.run_folder import REPORT, VERDICT, RunFolder
 from kfp_ddp.core.settings import first_fault, mapping_in
 from kfp_ddp.storage.folder import Folder
@@ -230,11 +230,10 @@ def files(folder: Path) -> list[str]:
 
 def intact(folder: Path, but: Collection[str] = ()) -> bool:
     """Return whether the bundle is complete and intact; `but` are files that are being replaced."""
-    try:
+    with suppress(KfpDdpError):
         local_bundle(folder, sealed=not but).verify(but)
-    except KfpDdpError:
-        return False
-    return True
+        return True
+    return False
 
 
 @contextmanager
@@ -278,14 +277,11 @@ def clean_up(run_dir: Path) -> None:
         with suppress(OSError, StorageError):  # another step works on it, or removed it
             if not stat.S_ISDIR(aside.lstat().st_mode):
                 continue
-            descriptor = _lock(aside)
-            try:
+            with closing_descriptor(_lock(aside)):
                 earlier = max(aside.glob("old-*"), default=None)
                 if earlier is not None and not os.path.lexists(run_dir / NAME):
                     earlier.rename(run_dir / NAME)
                 shutil.rmtree(aside, ignore_errors=True)
-            finally:
-                os.close(descriptor)
 
 
 def _lock(aside: Path) -> int:

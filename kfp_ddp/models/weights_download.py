@@ -1,5 +1,6 @@
 """Initial weights of a training: where they come from, and their download."""
 
+import contextlib
 import hashlib
 import io
 import os
@@ -252,7 +253,6 @@ def _download_https(url: str, target: Path) -> None:
 async def _get(url: str, into: BinaryIO, where: str, seconds: float, retry: Retry) -> str:
     """Write the content of an address to the file `where`; return its SHA-256. '' only asks."""
     origin = Origin.of(url)
-    client = HttpClient(HttpPool(origin, seconds))
     request = Request(origin, target_of(urlsplit(url)), _LARGEST)
 
     async def attempt() -> str:
@@ -280,10 +280,8 @@ async def _get(url: str, into: BinaryIO, where: str, seconds: float, retry: Retr
             )
         return digest.hexdigest()
 
-    try:
+    with contextlib.closing(HttpClient(HttpPool(origin, seconds))) as client:
         return await retry.call("fetch", f"pretrained={url}", attempt)
-    finally:
-        client.close()
 
 
 def _missing(address: str) -> InputError:

@@ -124,7 +124,6 @@ def chosen_checkpoint(folder: Path) -> Manifest | None:
 
 
 def _complete(path: Path) -> Manifest | None:
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return read_manifest(path)
-    except (OSError, ValueError):
-        return None
+    return None

@@ -184,19 +184,17 @@ class AzureStore(Bucket):
         condition: dict[str, Any] = {}
         if tag:
             condition = {"etag": tag, "match_condition": MatchConditions.IfNotModified}
-        try:
-            with _ending_if_missing():
-                self._blob(name).upload_blob(
-                    content,
-                    length=size,
-                    metadata={"sha256": digest},
-                    validate_content=True,
-                    overwrite=bool(tag),
-                    **condition,
-                )
-                return
-        except (ResourceExistsError, ResourceModifiedError):
-            pass
+        conflict = contextlib.suppress(ResourceExistsError, ResourceModifiedError)
+        with conflict, _ending_if_missing():
+            self._blob(name).upload_blob(
+                content,
+                length=size,
+                metadata={"sha256": digest},
+                validate_content=True,
+                overwrite=bool(tag),
+                **condition,
+            )
+            return
         raise ConflictError
 
     def _blob(self, name: str) -> BlobClient:

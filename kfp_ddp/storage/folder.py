@@ -11,7 +11,14 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from kfp_ddp.core.errors import FULL, InputError, KfpDdpError, StorageError, UnavailableError
-from kfp_ddp.core.files import atomic_write, folder_below, lock, open_below, open_lock
+from kfp_ddp.core.files import (
+    atomic_write,
+    closing_descriptor,
+    folder_below,
+    lock,
+    open_below,
+    open_lock,
+)
 from kfp_ddp.core.folders import path_of
 from kfp_ddp.storage import store
 from kfp_ddp.storage.store import BLOCK, CONFLICT, SMALL, Change, Store, bounded, sha256_of
@@ -148,22 +155,18 @@ class Folder(Store):
         path = PurePosixPath(name)
         with folder_below(self.root, str(path.parent)) as folder:
             descriptor = open_lock(f".{path.name}.lock", 0o666, folder)
-        with contextlib.suppress(OSError):  # of another user, who may have done it
-            os.fchmod(descriptor, 0o666)  # steps run as other users than a person who promotes
-        try:
+        with closing_descriptor(descriptor):
+            with contextlib.suppress(OSError):  # of another user, who may have done it
+                os.fchmod(descriptor, 0o666)  # steps run as other users than a person who promotes
             if not lock(descriptor, self.root, store.PATIENCE):
                 raise StorageError(f"{self.root / name} {CONFLICT}")
             yield
-        finally:
-            os.close(descriptor)
 
     def _sha256(self, name: str) -> str:
         """Return the SHA-256 of a plain file, '' where there is none."""
-        try:
-            with open_below(self.root, name) as file:
-                return sha256_of(file)
-        except OSError:
-            return ""
+        with contextlib.suppress(OSError), open_below(self.root, name) as file:
+            return sha256_of(file)
+        return ""
 
     def _make_folder_of(self, name: str) -> None:
         self.root.mkdir(parents=True, exist_ok=True)

@@ -63,10 +63,9 @@ def problem(verb: str, uri: str, root: str, status: int | None, reason: str) -> 
 
 def message_of(body: bytes) -> str:
     """Return the message of an error response."""
-    try:
+    message = body[:200].decode("utf-8", "replace")
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         message = from_json(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = body[:200].decode("utf-8", "replace")
     return printable(one_line(message, 200))
 
 
@@ -182,9 +181,8 @@ class GcsSource(HttpSource):
         return Checksum("crc32c", state, base64_digest(entry.tag.encode()))
 
     async def _list(self) -> Listing:
-        client, listing, token = HttpClient(self.pool), Listing(), ""
-        pages = Pages(self.url, self._prefix)
-        try:
+        listing, token, pages = Listing(), "", Pages(self.url, self._prefix)
+        with contextlib.closing(HttpClient(self.pool)) as client:
             while True:
                 rows, following = await self._page(client, token, pages)
                 if not token:
@@ -195,10 +193,7 @@ class GcsSource(HttpSource):
                 for name, size, crc, generation in rows:
                     listing.add(name, size, crc, generation)
                 if not token:
-                    break
-        finally:
-            client.close()
-        return listing
+                    return listing
 
     def _request(self, token: str) -> Request:
         query = {"prefix": self._prefix, "maxResults": "1000", "fields": FIELDS}

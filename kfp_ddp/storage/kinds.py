@@ -158,10 +158,9 @@ def _check_path(name: str, value: str) -> None:
         start = f"{scheme}://{'/' * (scheme == 'file')}"
         raise InputError(f"{name}={value!r} is not an address: write {start}{value[typo.end() :]}")
     path = Path(value)
-    if not value or path.is_absolute() or path.exists() or path.parts[0] == "..":
-        return
+    exact = not value or path.is_absolute() or path.exists() or path.parts[0] == ".."
     # A folder of results may not exist yet, below one that does.
-    if value.startswith("./") or (len(path.parts) > 1 and Path(path.parts[0]).is_dir()):
+    if exact or value.startswith("./") or (len(path.parts) > 1 and Path(path.parts[0]).is_dir()):
         return
     raise InputError(
         f"{name}={value!r} is a folder that does not exist: for a bucket write gs://{value}, "

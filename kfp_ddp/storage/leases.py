@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from kfp_ddp.core.errors import KfpDdpError
-from kfp_ddp.core.files import folder_below
+from kfp_ddp.core.files import closing_descriptor, folder_below
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
 
@@ -114,8 +114,7 @@ def mark_begin(where: Store) -> None:
 
 def begun_at(names: Iterable[str]) -> float:
     """Return when a run began last, by the names below its folder; 0 for what is not a run."""
-    times = [_seconds(name) for name in names if f"/{BEGUN}/" in f"/{name}"]
-    return max(times, default=0.0)
+    return max((_seconds(name) for name in names if f"/{BEGUN}/" in f"/{name}"), default=0.0)
 
 
 @contextlib.contextmanager
@@ -145,10 +144,8 @@ def _touch(lease: Path) -> None:
     """Make the file if it does not exist, and set its time by the clock of its file system."""
     with folder_below(lease.parent.parent, lease.parent.name) as folder:
         descriptor = os.open(lease.name, _NEW, 0o644, dir_fd=folder)
-        try:
+        with closing_descriptor(descriptor):
             os.utime(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _now(folder: Path) -> float:

@@ -94,7 +94,8 @@ def folders_of(names: Iterable[str]) -> set[str]:
     return folders
 
 
-_PLAIN = re.compile(r"\\[*?\s]")
+_PARTS = re.compile(r"\\([*?\s])|\*\*/?|[*?]|.", re.DOTALL)
+_WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
 class Filter:
@@ -138,18 +139,5 @@ def _pattern(globs: Iterable[str]) -> re.Pattern[str] | None:
 
 def _translate(glob: str) -> str:
     """Return a glob as a regular expression of the complete relative name."""
-    out = "" if "/" in glob else "(?:.*/)?"
-    glob = glob.removeprefix("/")
-    position = 0
-    while position < len(glob):
-        if _PLAIN.match(glob, position):
-            out, position = out + re.escape(glob[position + 1]), position + 2
-        elif glob.startswith("**/", position):
-            out, position = out + "(?:.*/)?", position + 3
-        elif glob.startswith("**", position):
-            out, position = out + ".*", position + 2
-        elif glob[position] in "*?":
-            out, position = out + ("[^/]*" if glob[position] == "*" else "[^/]"), position + 1
-        else:
-            out, position = out + re.escape(glob[position]), position + 1
-    return out
+    start, parts = "" if "/" in glob else "(?:.*/)?", _PARTS.finditer(glob.removeprefix("/"))
+    return start + "".join(_WILD.get(part[0]) or re.escape(part[1] or part[0]) for part in parts)

@@ -1,5 +1,6 @@
 """A manifest on a web server, the files beside it: https://host/folder/_MANIFEST.jsonl."""
 
+import contextlib
 import math
 import re
 from http import HTTPStatus
@@ -59,8 +60,6 @@ class WebSource(HttpSource):
         return listing
 
     async def _read(self) -> Listing:
-        client = HttpClient(self.pool)
-
         async def attempt() -> Listing:
             rows = ManifestRows(self.url)
             answer = await client.pour(self._manifest, rows.take)
@@ -74,10 +73,8 @@ class WebSource(HttpSource):
             advice = "check the address; a login of the netrc file needs https"
             raise InputError(f"cannot read {self.url}: {problem}; {advice}")
 
-        try:
+        with contextlib.closing(HttpClient(self.pool)) as client:
             return await Retry().call("read", self.url, attempt)
-        finally:
-            client.close()
 
     def request(self, entry: Entry, offset: int) -> Request:
         """See `HttpSource.request`; a web server has no generations."""

@@ -123,9 +123,8 @@ def test_precision_is_that_of_the_device_unless_it_is_set(
     monkeypatch.setattr(bulk_rank, "half_precision", lambda *_: fastest)
     for precision in ("auto", "fp32", "bf16"):
         predict(source / "blue", bundle, source.parent / f"{precision}.csv", precision=precision)
-        assert {one.args[1] for one in noted.mock_calls} == {
-            used if precision == "auto" else precision
-        }
+        expected = used if precision == "auto" else precision
+        assert {one.args[1] for one in noted.mock_calls} == {expected}
         assert of_pixels.call_args.args[0] == noted.call_args.args[1]
         noted.reset_mock()
 
@@ -267,10 +266,9 @@ def test_ranks_of_the_step_write_the_same_table_to_a_bucket(
     assert not store.has_files("table.csv.parts/")
     (tmp_path / "together.csv").write_bytes(store.read("table.csv", 1 << 20) or b"")
     predict(source, bundle, tmp_path / "alone.csv")
-    together, alone = (rows_of(tmp_path / f"{name}.csv") for name in ("together", "alone"))
-    assert {name: together[name]["class"] for name in together} == {
-        name: alone[name]["class"] for name in alone
-    }
+    tables = (rows_of(tmp_path / f"{name}.csv") for name in ("together", "alone"))
+    together, alone = ({name: row["class"] for name, row in rows.items()} for rows in tables)
+    assert together == alone
     again = predict("gs://models/new", bundle, table)
     assert (again["computed"], again["drift"]) == (0, {})
 

@@ -25,6 +25,7 @@ from tests import workers
 from tests.files import write
 from tests.workers import specification
 
+MODULES = {"pkg.train": "pkg/train.py", "pkg": "pkg/__main__.py"}
 CASES = [25, pytest.param(250, marks=pytest.mark.soak)]
 ODD = [
     *("a b", "$HOME", "$(PATH)", "$$", "'", '"', "∑", "#", "-x", "é\u0301", "\\", "`id`"),
@@ -65,21 +66,12 @@ def test_random_folders_run_in_a_worker(tmp_path: Path, cases: int) -> None:
     chance = random.Random(cases)
     for number in range(cases):
         folder = tmp_path / f"code-{number}"
-        entry, file = chance.choice(
-            [
-                ("train.py", "train.py"),
-                ("sub/$a.py", "sub/$a.py"),
-                ("pkg.train", "pkg/train.py"),
-                ("pkg", "pkg/__main__.py"),
-            ]
-        )
-        files = filled(folder, chance, file)
+        entry = chance.choice(["train.py", "sub/$a.py", *MODULES])
+        files = filled(folder, chance, MODULES.get(entry, entry))
         args = ["--lr", *chance.sample(ODD, 4), ""]
         inputs = as_folder(folder, entry, args)
-        (folder / ".git").mkdir()
-        (folder / "__pycache__").mkdir()
-        (folder / ".git" / "secret").touch()
-        (folder / "__pycache__" / "x.pyc").touch()
+        write(folder / ".git" / "secret")
+        write(folder / "__pycache__" / "x.pyc")
         assert as_folder(folder, entry, args) == inputs
         done = workers.run(specification(inputs), tmp_path / str(number), number % 2 == 0)
         assert done.returncode == 0, done.stderr.decode()
@@ -209,12 +201,8 @@ def test_a_hostile_archive_is_refused_by_step_and_worker(tmp_path: Path, bad: st
     assert line.startswith("error: ")
     created = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
     inside = {name for name in created if name.startswith("worker/tmp/kfp-ddp-")}
-    assert {n for n in created - inside if "mounted/" not in n} == {
-        "worker",
-        "worker/tmp",
-        "worker/cwd",
-        "worker/mounted",
-    }
+    ours = {"worker", "worker/tmp", "worker/cwd", "worker/mounted"}
+    assert {n for n in created - inside if "mounted/" not in n} == ours
 
 
 def test_the_first_program_of_a_worker_needs_only_python_3_8() -> None:

@@ -245,6 +245,7 @@ def test_a_rejected_model(verdict: str | None, text: str, run_dir: Path, tmp_pat
         ({"destination": "ftp://models"}, "cannot store files at ftp://models"),
         ({"destination": "/dev/null/models"}, "cannot write /dev/null/models"),
         ({"release": {"sigm": 1}}, "release has no setting 'sigm'"),
+        ({"release": {"sign_key": "key.pem"}}, "error: sign_key names the key key.pem"),
     ],
 )
 def test_bad_input_fails(changed: dict[str, Any], text: str, run_dir: Path, tmp_path: Path) -> None:
@@ -252,6 +253,7 @@ def test_bad_input_fails(changed: dict[str, Any], text: str, run_dir: Path, tmp_
     with pytest.raises(SystemExit, match=re.escape(text)):
         publish.python_func(**arguments(run_dir, tmp_path, **changed))
     assert state(run_dir) == before
+    assert not (tmp_path / "models").exists()
 
 
 def test_a_damaged_bundle_is_not_published(run_dir: Path, tmp_path: Path) -> None:
@@ -308,10 +310,3 @@ def test_registry_refuses(run_dir: Path, tmp_path: Path, registry_server: Regist
     uri, version = publish.python_func(**inputs)
     assert (tmp_path / "models" / "squares" / "CHAMPION").read_text() == f"{version}\n"
     assert bundle.intact(Path(uri))
-
-
-def test_a_missing_key_fails_before_anything_is_uploaded(run_dir: Path, tmp_path: Path) -> None:
-    inputs = arguments(run_dir, tmp_path, release={"sign_key": "signing.pem"})
-    with pytest.raises(SystemExit, match=r"^error: sign_key names the key signing\.pem"):
-        publish.python_func(**inputs)
-    assert not (tmp_path / "models").exists()

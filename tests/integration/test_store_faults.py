@@ -26,21 +26,14 @@ from tests.sync_runs import content, sync
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 CODES = {
-    "gs": {},
     "s3": {403: "AccessDenied", 404: "NoSuchBucket", 503: "SlowDown"},
     "az": {403: "AuthorizationFailure", 404: "ContainerNotFound", 503: "ServerBusy"},
     "hf": {403: "GatedRepo", 404: "RepoNotFound"},
-    "http": {},
 }
 """The error codes of each protocol, by status."""
 ERROR = "<Error><Code>{}</Code><Message>m</Message></Error>"
-SOURCES = {
-    "gs": "gs://bucket/x",
-    "s3": "s3://bucket/x",
-    "az": "az://bucket/x",
-    "hf": "hf://datasets/owner/pets",
-    "http": "{url}/_MANIFEST.jsonl",
-}
+SOURCES = {scheme: f"{scheme}://bucket/x" for scheme in ("gs", "s3", "az")}
+SOURCES |= {"hf": "hf://datasets/owner/pets", "http": "{url}/_MANIFEST.jsonl"}
 
 
 @pytest.fixture(params=[0, 403, 404, 408, 429, 503])
@@ -56,7 +49,7 @@ def address(scheme: str, fault: int, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setattr(store, "TRIES", 1)
     monkeypatch.setattr("kfp_ddp.storage.gcs.Retry", lambda: Retry(1))
     monkeypatch.setattr("kfp_ddp.storage.web.Retry", lambda: Retry(1))
-    code = CODES[scheme].get(fault, "")
+    code = CODES.get(scheme, {}).get(fault, "")
     body = ERROR.format(code).encode() if scheme == "s3" else b""
     name = "x_ms_error_code" if scheme == "az" else "X_Error_Code"
     with serving(Server(lambda *_: (fault, body, {name: code} if code else {}))) as url:

@@ -148,9 +148,8 @@ def test_version_that_a_run_got_lately_is_kept(bucket: Bucket, tmp_path: Path) -
         got.append(run(tmp_path, keep_versions=1).path)
     assert all(path.is_dir() for path in got)
     day_ago = time.time() - 25 * 3600
-    for path in got[:3]:
+    for path in got:
         os.utime(path / "_SUCCESS", (day_ago, day_ago))
-    os.utime(got[3] / "_SUCCESS", (day_ago, day_ago))
     assert run(tmp_path, keep_versions=1, keep_hours=24).unchanged, "nothing to remove yet"
     bucket.put("ds/extra", bytes([1]))
     assert run(tmp_path, keep_versions=1, keep_hours=24).unchanged

@@ -51,9 +51,9 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Ends:
     return Ends(Owner("step", "workflow", "uid"))
 
 
-def follower(ending: Ending, *jobs: Object, kind: str = "pytorchjob") -> Follower:
-    """One whose watches hold these jobs and no pods; none of them is started."""
-    return hold(Follower(nowhere(), KINDS[kind], JOB, ending, None), {}, *jobs)
+def follower(ending: Ending, *jobs: Object, kind: str = "pytorchjob", **pods: Object) -> Follower:
+    """One whose watches hold these jobs and pods, by uid; none of them is started."""
+    return hold(Follower(nowhere(), KINDS[kind], JOB, ending, None), pods, *jobs)
 
 
 def test_a_job_that_its_operator_calls_failed_is_over_and_stays(ending: Ends) -> None:
@@ -94,10 +94,8 @@ def test_a_stopping_pod_is_waited_for(ending: Ends, monkeypatch: pytest.MonkeyPa
 
 
 def test_nothing_is_waited_for_that_is_not_being_stopped(ending: Ends) -> None:
-    one = follower(ending, job("Failed"))
     runs = pod("a")
-    one.watches.pods.objects = {"a": runs}
-    assert one.run(Limits()).pods == [runs]
+    assert follower(ending, job("Failed"), a=runs).run(Limits()).pods == [runs]
 
 
 def test_a_job_that_was_given_up_is_marked_so(ending: Ends) -> None:
@@ -121,18 +119,15 @@ def test_node_of_a_stall(ending: Ends, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_node_that_rejected_a_pod(ending: Ends) -> None:
-    one = follower(ending, job("Failed"))
     rejected = pod("a", spec={"nodeName": "node-1"}, phase="Failed", reason="OutOfcpu")
     rejected["status"].pop("containerStatuses")
-    one.watches.pods.objects = {"a": rejected}
-    outcome = one.run(Limits())
+    outcome = follower(ending, job("Failed"), a=rejected).run(Limits())
     assert (outcome.failure and outcome.failure.retryable, outcome.node) == (True, "node-1")
 
 
 def test_the_end_of_preempted_pods_is_marked_so(ending: Ends) -> None:
-    one = follower(ending, job("Failed"))
     worker = pod("a", ended(143))
-    one.watches.pods.objects = {"a": worker}
+    one = follower(ending, job("Failed"), a=worker)
     one.pods = replace(one.pods, present={"a": worker}, preempted=frozenset({"a"}))
     assert one.run(Limits()).preempted
 
@@ -264,12 +259,10 @@ def test_a_step_leaves_in_the_midst_of_a_line_of_its_own() -> None:
 
 
 def test_pods_of_a_deleted_job_of_the_same_name_do_not_count(ending: Ends) -> None:
-    one = follower(ending, job("Failed"))
     old, new = pod("x-worker-0", uid="old"), pod("x-worker-0", ended(1), uid="new")
     old["metadata"]["creationTimestamp"] = "2025-12-31T23:59:59Z"
     new["metadata"]["creationTimestamp"] = MADE
-    one.watches.pods.objects = {"old": old, "new": new}
-    assert one.run(Limits()).pods == [new]
+    assert follower(ending, job("Failed"), old=old, new=new).run(Limits()).pods == [new]
 
 
 @pytest.mark.parametrize("event", [{"event": "eval", "accuracy": None}, {"event": "step"}])

@@ -165,9 +165,7 @@ def test_a_failed_job_is_not_given_up() -> None:
     assert late(look(job=job, age=9999), Limits(deadline=1, pending=1)) == ""
 
 
-PREEMPTED = (
-    '{"exit_code": 143, "rank": -1, "error": "stopped by SIGTERM", "retryable": true, "time": 1}'
-)
+PREEMPTED = Failure(143, -1, "stopped by SIGTERM", retryable=True, time=1).to_json()
 
 
 @pytest.fixture
@@ -187,8 +185,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, *conditions: Object) -> list[int]:
         seen = look(job={"status": {"conditions": list(conditions)}}, kind="trainjob")
         end = verdict(seen, limits) or Verdict(State("failed", "restarted"), given_up=True)
         failure = end.failure or cause_in_pods([left], end.state.message)
-        given_up = end.given_up
-        return Outcome(end.state, given_up, failure=failure, job=seen.job, pods=[left])
+        return Outcome(end.state, end.given_up, failure=failure, job=seen.job, pods=[left])
 
     monkeypatch.setattr(run, "_follow", follow)
     return created
@@ -215,13 +212,9 @@ def test_an_operators_deadline_is_final(api: FakeApi, monkeypatch: pytest.Monkey
 
 def test_preemption_and_bad_node(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     failure, failed = Failure(1, -1, "stalled", retryable=True), State("failed")
-    outcomes = iter(
-        [
-            Outcome(failed, failure=failure, preempted=True),
-            Outcome(failed, failure=failure, node="b"),
-            Outcome(State("succeeded")),
-        ]
-    )
+    preempted = Outcome(failed, failure=failure, preempted=True)
+    on_a_bad_node = Outcome(failed, failure=failure, node="b")
+    outcomes = iter([preempted, on_a_bad_node, Outcome(State("succeeded"))])
     attempts = []
 
     def follow(jobs: Any, attempt: int, *_: Any) -> Outcome:

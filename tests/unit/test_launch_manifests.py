@@ -192,10 +192,8 @@ def test_how_each_kind_starts_a_script(kind: str, starts: list[str], variables: 
     assert pod.command(spec, "map") == [*starts, "/etc/kfp-ddp/script.py"]
     without_map = pod.command(spec, "")
     assert without_map[: len(starts)] == starts
-    assert without_map[-2:] == [
-        "-c",
-        payload.RUN_FROM_ENV.format(variable="KFP_DDP_SCRIPT", file="script.py"),
-    ]
+    program = payload.RUN_FROM_ENV.format(variable="KFP_DDP_SCRIPT", file="script.py")
+    assert without_map[-2:] == ["-c", program]
     environment = {entry["name"]: entry for entry in pod.environment(spec, "map")}
     assert environment.keys() == {pod.NODE, *variables}
     assert environment["KFP_DDP_NODE"]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}

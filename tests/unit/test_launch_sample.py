@@ -13,7 +13,7 @@ from kfp_ddp.jobs.failure import cause_in_pods
 from kfp_ddp.jobs.follow import follower as following
 from kfp_ddp.jobs.follow import logs, narrator, ranks
 from kfp_ddp.jobs.follow.decisions import Limits, Pods, Snapshot
-from kfp_ddp.jobs.follow.follower import Follower, Outcome
+from kfp_ddp.jobs.follow.follower import Follower
 from kfp_ddp.jobs.follow.logs import LogCursor, PodLog, Stamp
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
@@ -130,11 +130,6 @@ def test_a_stopped_pod_is_not_the_cause() -> None:
     assert (alone.exit_code, alone.retryable) == (143, True)
 
 
-def of_many(pods: dict[str, Object]) -> Outcome:
-    """What a follower makes of a failed job, where its watches hold these pods."""
-    return follower(pods).run(Limits(pods=len(pods)))
-
-
 def follower(pods: dict[str, Object]) -> Follower:
     """One of a failed job with these pods."""
     failed = cluster.job("Failed")
@@ -162,7 +157,7 @@ def test_failed_pods_are_counted_and_the_end_is_not_delayed(
     pods = job(1000, nodes=20, **{f"w{i}": ended(1, second=i) for i in range(50)})
     monkeypatch.setattr(following, "DRAIN_SECONDS", 3600)
     monkeypatch.setattr(following, "DRAIN_MANY_SECONDS", 0)
-    of_many(pods)
+    follower(pods).run(Limits(pods=1000))
     out = capsys.readouterr().out
     assert out.splitlines() == [
         logs.sample_note(1000, "space"),
@@ -170,7 +165,7 @@ def test_failed_pods_are_counted_and_the_end_is_not_delayed(
     ]
     assert "of 1,000 logs" in out
     monkeypatch.setattr(following, "DRAIN_SECONDS", 0)
-    of_many(job(16, nodes=2, w3=ended(1, second=3)))
+    follower(job(16, nodes=2, w3=ended(1, second=3))).run(Limits(pods=16))
     assert capsys.readouterr().out == ""
 
 
@@ -188,7 +183,7 @@ def test_logs_decide_the_first_of_many_failures_in_a_second(
     monkeypatch.setattr(following, "DRAIN_SECONDS", 3600)
     monkeypatch.setattr(following, "DRAIN_MANY_SECONDS", 0)
     pods = job(100, nodes=20, **{f"w{i}": ended(1, second=9) for i in range(100)})
-    outcome = of_many(pods)
+    outcome = follower(pods).run(Limits(pods=100))
     assert outcome.failure is not None
     assert outcome.failure.error == "worker-77: exit code 1: ValueError: no 5"
     assert "[worker-77] ValueError: no 5" in capsys.readouterr().out
@@ -303,9 +298,8 @@ def test_a_pod_that_is_stopped_may_run_for_its_time_of_grace() -> None:
 
 def test_a_pod_ended_with_its_first_container() -> None:
     one, other = "2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z"
-    assert (
-        ended_at(of_phase("Failed", stopped_with(1, other), RUNNING, stopped_with(1, one))) == one
-    )
+    late = of_phase("Failed", stopped_with(1, other), RUNNING, stopped_with(1, one))
+    assert ended_at(late) == one
     assert ended_at(of_phase("Failed", stopped_with(1), stopped_with(1, other))) == other
     assert ended_at(of_phase("Failed", stopped_with(1), {"state": None})) == "~"
     assert max("9999-12-31T23:59:59Z", "~") == "~", "what is not known sorts last"

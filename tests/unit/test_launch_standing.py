@@ -25,7 +25,6 @@ from tests.cluster import FakeApi, ended, pod, waiting
 UNKNOWN = 'failed to resolve reference "ghcr.io/a/b:1": ghcr.io/a/b:1: not found'
 NO_ANSWER = 'failed to do request: Head "https://ghcr.io/v2/": dial tcp: i/o timeout'
 BACK_OFF = f"cannot pull a:1 (ImagePullBackOff: Back-off); {NO_CAUSE[1]}"
-LIMITED = "toomanyrequests: You have reached your pull rate limit"
 
 
 def waits(reason: str, message: str, where: str = "containerStatuses") -> Object:
@@ -73,14 +72,11 @@ def test_a_container_that_crashes_again_and_again_is_not_waited_for() -> None:
     assert "exit code 3: no route" in result.text
 
 
-CUT = "x" * 300
-
-
 @pytest.mark.parametrize(
     ("message", "kind", "remedy"),
     [
-        (LIMITED, "image", "limits pulls"),
-        (f"{CUT} x509: certificate has expired", "image refused", "certificate"),
+        ("toomanyrequests: You have reached your pull rate limit", "image", "limits pulls"),
+        (f"{'x' * 300} x509: certificate has expired", "image refused", "certificate"),
         ("write /var/x: no space left on device", "image", "disk"),
         ("unauthorized: authentication required", "image refused", "image_pull_secrets"),
         ("no match for platform in manifest", "image refused", "platform"),

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -118,16 +117,6 @@ def answering(server: Server, number: int) -> Service:
     return service
 
 
-def roll_out(server: Server, number: int) -> None:
-    """Roll out a model as the step does."""
-    service, desired = Service(server, "shop"), model(number)
-    started = service.begin(desired, 10)
-    if canary_of(started):
-        started = service.promote(desired, 10)
-    if is_unfinished(started):
-        service.finish(stable_of(started), previous_of(started))
-
-
 def state(server: Server) -> tuple[str, int | None, str]:
     """Return the version of the service, its share, and the recorded version before it."""
     service = server.objects[SHOP]
@@ -239,9 +228,10 @@ def tried(server: Server) -> str:
 
 def test_in_standard_mode_the_answering_pods_do_not_change_during_a_trial(server: Server) -> None:
     server.mode = "Standard"
-    answering(server, 1)
-    roll_out(server, 2)
-    service, first = Service(server, "shop"), copy.deepcopy(server.objects[SHOP])
+    service = answering(server, 1)
+    assert canary_of(service.begin(model(2), 10))
+    started = service.promote(model(2), 10)
+    first = copy.deepcopy(service.finish(stable_of(started), previous_of(started)))
     started = service.begin(model(3, "run-3"), 10)
     assert (state(server), tried(server)) == (("2", None, "1"), "3")
     assert started["metadata"]["annotations"] == first["metadata"]["annotations"]
@@ -308,11 +298,7 @@ def test_a_service_of_others_is_not_changed(server: Server) -> None:
     server.objects[SHOP] = theirs | {"spec": {"predictor": {"containers": []}}}
     unchanged = json.dumps(server.objects)
     service = Service(server, "shop")
-    acts: tuple[Callable[[], Any], ...] = (
-        lambda: service.begin(model(1), 10),
-        lambda: service.roll_back(spec(1)),
-    )
-    for act in acts:
+    for act in (lambda: service.begin(model(1), 10), lambda: service.roll_back(spec(1))):
         with pytest.raises(InputError, match="was not made by kfp-ddp and is not changed"):
             act()
     assert json.dumps(server.objects) == unchanged

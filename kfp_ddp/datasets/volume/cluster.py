@@ -3,7 +3,7 @@
 import os
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.k8s.api import NAMESPACE_FILE, Api, ApiError, Object
+from kfp_ddp.k8s.api import NAMESPACE_FILE, Api, Object, unless
 from kfp_ddp.k8s.objects import has_ended
 from kfp_ddp.k8s.resource import PODS, Resource
 
@@ -18,25 +18,19 @@ ATTACHMENTS = Resource("storage.k8s.io/v1", "volumeattachments", namespaced=Fals
 
 def create_unless_exists(api: Api, resource: Resource, body: Object) -> Object | None:
     """Create an object; return None if one of this name exists."""
-    try:
+    with unless(409):
         return api.create(resource, body, retry=True)
-    except ApiError as error:
-        if error.status != 409:
-            raise
-        return None
+    return None
 
 
 def delete_unchanged(api: Api, claim: Object) -> bool:
     """Delete a PVC unless it changed since it was read; return whether it was deleted."""
     metadata = claim["metadata"]
     seen = {key: metadata[key] for key in ("uid", "resourceVersion")}
-    try:
+    with unless(409):
         api.delete(CLAIMS, metadata["name"], {"preconditions": seen})
-    except ApiError as error:
-        if error.status != 409:
-            raise
-        return False
-    return True
+        return True
+    return False
 
 
 def pods_mounting(api: Api, claim: str, writing: bool = False) -> list[str]:

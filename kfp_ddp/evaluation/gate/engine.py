@@ -5,7 +5,6 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,8 +27,6 @@ from kfp_ddp.models.evaluation import FILE, Compared, Evaluation, reason
 from kfp_ddp.report.render import render
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.kinds import open_store
-
-FORMAT = 1
 
 
 class Judgement(NamedTuple):
@@ -152,7 +149,7 @@ def _verdict(evaluation: Path, judgement: Judgement, rules: Rules) -> bytes:
     blessed, why = verdict_of(judgement.checks)
     fields = ("model", "split", "samples", "accuracy", "checkpoint_digest", "dataset_digest")
     document = {
-        "format": FORMAT,
+        "format": 1,
         "blessed": blessed,
         "reason": why,
         **{name: getattr(record, name) for name in (*fields, "samples_digest")},
@@ -194,7 +191,7 @@ class _Latency(Stored):
     runtimes: dict[str, dict[str, _Time]] = Field(default_factory=dict)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _documents(bundle: Bundle) -> Iterator[Path]:
     """Yield a folder with the listed JSON records, for the report."""
     with tempfile.TemporaryDirectory() as folder:

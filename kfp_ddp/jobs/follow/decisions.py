@@ -174,9 +174,8 @@ def verdict(snapshot: Snapshot, limits: Limits) -> Verdict | None:
         return Verdict(snapshot.state, failure=Failure(1, -1, line, retryable=False))
     if snapshot.state.over:
         return Verdict(snapshot.state)
-    for reason in (restarted_in_place(snapshot), split_by_a_replacement(snapshot, limits)):
-        if reason:
-            return Verdict(State("failed", reason), given_up=True)
+    if reason := restarted_in_place(snapshot) or split_by_a_replacement(snapshot, limits):
+        return Verdict(State("failed", reason), given_up=True)
     # Each failure once: they were removed.
     crashed = tuple(filter(has_crashed, snapshot.pods.ended))
     if 0 < limits.crashes <= len(crashed):

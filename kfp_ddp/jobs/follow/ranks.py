@@ -81,13 +81,10 @@ class Ranks:
         for report in reports:
             if report.pod not in pods and earlier.get(report.rank) == report:
                 continue
-            before = self.states.get(report.rank)
-            if before is None or before.report[3:5] != report[3:5]:
-                states[report.rank] = RankState(report, clock, clock)
-            elif before.report.time != report.time:
-                states[report.rank] = RankState(report, before.advanced_at, clock)
-            else:
-                states[report.rank] = before
+            before = self.states.get(report.rank) or RankState(report, clock, clock)
+            advanced_at = before.advanced_at if before.report[3:5] == report[3:5] else clock
+            written_at = before.written_at if before.report[3:] == report[3:] else clock
+            states[report.rank] = RankState(report, advanced_at, written_at)
         return Ranks(states, earlier)
 
     def stall(

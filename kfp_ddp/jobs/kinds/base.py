@@ -79,6 +79,7 @@ class Kind(ABC):
 
     name: str
     title: str
+    group_version: str
     resource: Resource
     operator: str
     """What an administrator installs."""
@@ -104,6 +105,10 @@ class Kind(ABC):
     """Whether ranks wait silently for a rank that was lost before they met, as in torch."""
     rendezvous_port = 0
     """TCP port at which the ranks meet, which the operator sets; 0 for an ephemeral one."""
+
+    def __init_subclass__(cls) -> None:
+        cls.title, cls.name = cls.__name__, cls.__name__.lower()
+        cls.resource = Resource(cls.group_version, f"{cls.name}s")
 
     def pod_selector(self, name: str) -> str:
         """Return the label selector of a job's pods."""

@@ -11,9 +11,7 @@ from kfp_ddp.jobs.fields import JobFields
 from kfp_ddp.jobs.kinds import base, pod
 from kfp_ddp.jobs.kinds.base import Kind, PodRole, Runtime, State, Unsupported
 from kfp_ddp.k8s.api import Object
-from kfp_ddp.k8s.resource import Resource
 
-GROUP_VERSION = "ray.io/v1"
 JOB = "kfp-ddp/job"
 """The label of each pod with the name of its job; KubeRay names only the cluster."""
 DASHBOARD_PORT = 8265
@@ -59,9 +57,7 @@ class RayJob(Kind):
     exit code and remains when KubeRay removes the cluster.
     """
 
-    name = "rayjob"
-    title = "RayJob"
-    resource = Resource(GROUP_VERSION, "rayjobs")
+    group_version = "ray.io/v1"
     operator = "KubeRay 1.4"
     operator_selector = "app.kubernetes.io/component=kuberay-operator"
     job_label = JOB
@@ -110,7 +106,8 @@ class RayJob(Kind):
         if spec.deadline_minutes:
             body["activeDeadlineSeconds"] = spec.operator_deadline()
         meta = {**metadata, "annotations": {**metadata.get("annotations", {}), **OWN_COMMAND}}
-        return {"apiVersion": GROUP_VERSION, "kind": self.title, "metadata": meta, "spec": body}
+        kind = {"apiVersion": self.group_version, "kind": self.title}
+        return {**kind, "metadata": meta, "spec": body}
 
     def pod_role(self, pod: Object) -> PodRole | None:
         """Return the role of a pod by its labels; None for a pod of another kind of job."""

@@ -22,9 +22,7 @@ from kfp_ddp.jobs.kinds.base import (
     Unsupported,
 )
 from kfp_ddp.k8s.api import Object
-from kfp_ddp.k8s.resource import Resource
 
-GROUP_VERSION = "kubeflow.org/v1"
 JOB = "training.kubeflow.org/job-name"
 TYPE, INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
 LEADING = ("launcher", "master", "chief")
@@ -52,6 +50,7 @@ LAUNCHER_RESOURCES: Object = {
 class TrainingOperatorKind(Kind):
     """A kind of job of the Training Operator."""
 
+    group_version = "kubeflow.org/v1"
     operator = "Kubeflow Training Operator 1.9"
     operator_selector = "control-plane=kubeflow-training-operator"
     job_label = JOB
@@ -83,7 +82,7 @@ class TrainingOperatorKind(Kind):
         model = f"KubeflowOrgV1{self.title}"
         body = getattr(training, f"{model}Spec")(**fields, run_policy=_run_policy(spec))
         job = getattr(training, model)(
-            api_version=GROUP_VERSION, kind=self.title, metadata=metadata, spec=body
+            api_version=self.group_version, kind=self.title, metadata=metadata, spec=body
         )
         manifest: Object = training.ApiClient().sanitize_for_serialization(job)
         return manifest
@@ -100,9 +99,6 @@ class PyTorchJob(TrainingOperatorKind):
     less than pulling an image may take, and that PodSecurity `restricted` refuses.
     """
 
-    name = "pytorchjob"
-    title = "PyTorchJob"
-    resource = Resource(GROUP_VERSION, "pytorchjobs")
     newest_field = ("runPolicy", "managedBy")
     containers = ("pytorch",)
     script_starter = "torchrun"
@@ -152,9 +148,6 @@ class TFJob(TrainingOperatorKind):
     The operator gives each pod its place in the cluster as TF_CONFIG.
     """
 
-    name = "tfjob"
-    title = "TFJob"
-    resource = Resource(GROUP_VERSION, "tfjobs")
     containers = ("tensorflow",)
     script_starter = ""
     unsupported = (
@@ -183,9 +176,6 @@ class TFJob(TrainingOperatorKind):
 class XGBoostJob(TFJob):
     """An XGBoostJob of a master, where XGBoost's tracker is to run, and workers."""
 
-    name = "xgboostjob"
-    title = "XGBoostJob"
-    resource = Resource(GROUP_VERSION, "xgboostjobs")
     containers = ("xgboost",)
     rendezvous_port = 9999
     replicas, first = "xgb_replica_specs", "Master"
@@ -197,9 +187,6 @@ class MPIJob(TrainingOperatorKind):
     The launcher has no GPU; it is one pod besides the `nodes` workers.
     """
 
-    name = "mpijob"
-    title = "MPIJob"
-    resource = Resource(GROUP_VERSION, "mpijobs")
     containers = ("mpi",)
     script_starter = "mpirun"
     unsupported = (NOT_ELASTIC, NO_RUNTIME)
@@ -244,9 +231,7 @@ def _replica(spec: JobFields, count: int, template: Object) -> Any:
 
     # With Never the operator ends an elastic job after one eviction; with ExitCode it replaces pods
     # that were ended by a signal.
-    policy = spec.restart_policy
-    if spec.elastic and policy == "Never":
-        policy = "ExitCode"
+    policy = "ExitCode" if spec.elastic and spec.restart_policy == "Never" else spec.restart_policy
     return KubeflowOrgV1ReplicaSpec(replicas=count, restart_policy=policy, template=template)
 
 

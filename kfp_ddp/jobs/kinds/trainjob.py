@@ -51,9 +51,7 @@ IN_THE_RUNTIME = (
 class TrainJob(Kind):
     """A TrainJob that patches its runtime with volumes, scheduling and security."""
 
-    name = "trainjob"
-    title = "TrainJob"
-    resource = Resource(GROUP_VERSION, "trainjobs")
+    group_version = GROUP_VERSION
     operator = "Kubeflow Trainer 2.2 or later"
     operator_selector = "app.kubernetes.io/name=trainer"
     newest_field = ("runtimePatches",)

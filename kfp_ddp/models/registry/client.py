@@ -295,10 +295,9 @@ class Registry:
             return await call(api)
 
     def _refused(self, what: str, error: Any) -> InputError | StorageError:
-        try:
+        message = ""
+        with suppress(TypeError, ValueError, KeyError):
             message = f": {one_line(json.loads(error.body)['message'])}"
-        except (TypeError, ValueError, KeyError):
-            message = ""
         if error.status in (401, 403):
             return InputError(
                 f"the registry {self.address} denies access ({error.status}{message}): set "
@@ -319,10 +318,9 @@ def registry_of(settings: Registering) -> Registry | None:
     else:  # that of the pod's service account, for https only
         file = os.environ.get(_TOKEN_FILE) or _POD_TOKEN
         own = file if settings.registry.startswith("https://") else os.devnull
-        try:
+        token = ""
+        with suppress(OSError, ValueError):
             token = Path(own).read_text(encoding="utf-8").strip()
-        except (OSError, ValueError):
-            token = ""
     return Registry(settings.registry, token, settings.registry_author)
 
 

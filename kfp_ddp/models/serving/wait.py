@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from kfp_ddp.core.errors import JobError, RunCancelledError
 from kfp_ddp.core.text import one_line
@@ -208,10 +208,9 @@ class ServiceWatch:
         pod, container, code = crash
         query = {"container": container, "previous": "true", "tailLines": _LOG_LINES}
         path = PODS.path(self.api.namespace, pod) + "/log"
-        try:
+        log = ""
+        with suppress(ApiError):
             log = str(self.api.call("GET", path, query=query, raw=True)["value"])
-        except ApiError:
-            log = ""
         cause = error_in_log(log.splitlines()).text
         text = f"{container} exits repeatedly with exit code {code}{cause and f': {cause}'}"
         return {pod: Reason(CRASHING, text)}

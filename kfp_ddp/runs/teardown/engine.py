@@ -168,20 +168,18 @@ class InBucket:
 
     def in_use(self, run_id: str, alive: Callable[[str], bool]) -> bool:
         """Check leases, as they are now."""
-        try:
+        with contextlib.suppress(KfpDdpError):
             return alive(run_id) or leases.has_holder(self._names(f"{run_id}/"), alive)
-        except KfpDdpError:
-            return True
+        return True
 
     def delete(self, run_id: str) -> bool:
         """Delete all files, its start marker last, so that a partial deletion is repeated."""
-        try:
+        with contextlib.suppress(KfpDdpError):
             names = self._names(f"{run_id}/")
             for name in sorted(names, key=lambda name: f"/{leases.BEGUN}/" in name):
                 self._where.delete(name)
-        except KfpDdpError:
-            return False
-        return True
+            return True
+        return False
 
     def _names(self, prefix: str) -> list[str]:
         return [name for name, _ in self._where.list(prefix)]
@@ -189,12 +187,11 @@ class InBucket:
 
 def tasks(run: Path) -> list[Path]:
     """Return the readable folders of a run's tasks, and its own, which older versions wrote to."""
-    try:
-        if run.is_symlink() or not run.is_dir():
-            return []
-        return [run, *(path for path in run.iterdir() if path.is_dir() and not path.is_symlink())]
-    except OSError:
-        return []
+    with contextlib.suppress(OSError):
+        if run.is_dir() and not run.is_symlink():
+            inner = (path for path in run.iterdir() if path.is_dir() and not path.is_symlink())
+            return [run, *inner]
+    return []
 
 
 def _is_run(folder: Path) -> bool:
@@ -274,11 +271,10 @@ def _state(record: TaskRecord) -> dict[str, Any]:
 
 
 def _cancelled(api: Api, run_id: str) -> bool:
-    try:
+    with contextlib.suppress(ApiError):
         workflows = api.list_objects(WORKFLOWS, {"labelSelector": f"{KFP_RUN}={run_id}"})
         return any(map(terminated, workflows))
-    except ApiError:
-        return False
+    return False
 
 
 def _failed(api: Api, run_id: str) -> tuple[str, str] | None:
