@@ -68,13 +68,8 @@ def state(folder: Path) -> dict[Path, tuple[int, int]]:
 def test_a_published_bundle_has_verdict_report_and_lineage(run_dir: Path, tmp_path: Path) -> None:
     before = bundle.version(run_dir / "bundle")
     exports = (tmp_path / "models" / "squares").as_uri()
-    inputs = arguments(
-        run_dir,
-        tmp_path,
-        destination=(tmp_path / "models").as_uri(),
-        champion=exports,
-        champion_version="",
-    )
+    changed = {"champion": exports, "champion_version": ""}
+    inputs = arguments(run_dir, tmp_path, destination=(tmp_path / "models").as_uri(), **changed)
     uri, version = publish.python_func(**inputs)
     assert uri == f"{inputs['destination']}/squares/{version}"
     assert version != before
@@ -150,14 +145,8 @@ def test_a_step_killed_while_it_uploads_to_the_run_is_completed_by_the_next(
     monkeypatch.setenv(folders.SCRATCH_VARIABLE, str(tmp_path / "scratch"))
     exports = tmp_path / "models" / "squares"
     write(exports / "CHAMPION", A)
-    inputs = arguments(
-        run_dir,
-        tmp_path,
-        bundle=f"file://{run_dir}/bundle",
-        evaluation=f"file://{run_dir}/evaluation/evaluation.json",
-        champion=str(exports),
-        champion_version=A,
-    )
+    inputs = arguments(run_dir, tmp_path, champion=str(exports), champion_version=A)
+    inputs |= {name: f"file://{inputs[name]}" for name in ("bundle", "evaluation")}
     put, left = Folder.put, [after]
 
     def until_killed(self: Folder, file: Path, name: str) -> bool:
@@ -245,6 +234,7 @@ def test_a_rejected_model(verdict: str | None, text: str, run_dir: Path, tmp_pat
         ({"destination": "ftp://models"}, "cannot store files at ftp://models"),
         ({"destination": "/dev/null/models"}, "cannot write /dev/null/models"),
         ({"release": {"sigm": 1}}, "release has no setting 'sigm'"),
+        ({"release": {"sign_key": "key.pem"}}, "error: sign_key names the key key.pem"),
     ],
 )
 def test_bad_input_fails(changed: dict[str, Any], text: str, run_dir: Path, tmp_path: Path) -> None:
@@ -252,6 +242,7 @@ def test_bad_input_fails(changed: dict[str, Any], text: str, run_dir: Path, tmp_
     with pytest.raises(SystemExit, match=re.escape(text)):
         publish.python_func(**arguments(run_dir, tmp_path, **changed))
     assert state(run_dir) == before
+    assert not (tmp_path / "models").exists()
 
 
 def test_a_damaged_bundle_is_not_published(run_dir: Path, tmp_path: Path) -> None:
@@ -308,10 +299,3 @@ def test_registry_refuses(run_dir: Path, tmp_path: Path, registry_server: Regist
     uri, version = publish.python_func(**inputs)
     assert (tmp_path / "models" / "squares" / "CHAMPION").read_text() == f"{version}\n"
     assert bundle.intact(Path(uri))
-
-
-def test_a_missing_key_fails_before_anything_is_uploaded(run_dir: Path, tmp_path: Path) -> None:
-    inputs = arguments(run_dir, tmp_path, release={"sign_key": "signing.pem"})
-    with pytest.raises(SystemExit, match=r"^error: sign_key names the key signing\.pem"):
-        publish.python_func(**inputs)
-    assert not (tmp_path / "models").exists()
