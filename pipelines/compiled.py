@@ -28,6 +28,7 @@ from kfp_ddp.pipelines.document import SUFFIXES
 
 # kfp.local only runs commands that name KFP's executor.
 PROGRAM = ["python3", "-m", "kfp_ddp.components", "kfp.dsl.executor_main"]
+PUBLIC = Images()
 NEEDS = f"Its namespace needs kfp-ddp install of version {__version__}."
 # What our steps have for the pods of their jobs.
 PASSED = (dsl.TaskConfigField.ENV, dsl.TaskConfigField.KUBERNETES_VOLUMES)
@@ -42,16 +43,18 @@ def built_in(names: Sequence[str] = NAMES) -> dict[str, Any]:
             del parameter.literals[:]
             parameter.literals.extend(Value(string_value=choice) for choice in choices(field))
         for component in pipeline.pipeline_spec.components.values():
-            _adapt(component)
+            fields = component.task_config_passthroughs
+            # The step itself keeps resources: KFP passes them through without applying them.
+            if passed := [one for one in fields if one.field in PASSED]:
+                del fields[:]
+                fields.extend(passed)
+                component.input_definitions.parameters.pop("image", None)  # it is in the plan's job
         pipelines[name] = pipeline
     return pipelines
 
 
 def write(
-    pipelines: Mapping[str, Any],
-    directory: Path,
-    images: Images = Images(),  # noqa: B008
-    restricted: bool = False,
+    pipelines: Mapping[str, Any], directory: Path, images: Images = PUBLIC, restricted: bool = False
 ) -> list[Path]:
     """Compile pipelines to `<directory>/<name>.yaml` for these images, or raise InputError.
 
@@ -70,18 +73,6 @@ def write(
         path.write_text(images.put_into(path.read_text()))
         paths.append(path)
     return paths
-
-
-def _adapt(component: Any) -> None:
-    """Pass to workers only what our steps have, and their image from the plan's job.
-
-    The step itself keeps resources: KFP passes them through without applying them.
-    """
-    parameters = component.input_definitions.parameters
-    if passed := [one for one in component.task_config_passthroughs if one.field in PASSED]:
-        del component.task_config_passthroughs[:]
-        component.task_config_passthroughs.extend(passed)
-        parameters.pop("image", None)
 
 
 def _adapt_steps(pipeline: Any, restricted: bool) -> None:
@@ -150,10 +141,7 @@ def _is_ours(executor: Any) -> bool:
 
 
 def differences(
-    pipelines: Mapping[str, Any],
-    directory: Path,
-    images: Images = Images(),  # noqa: B008
-    restricted: bool = False,
+    pipelines: Mapping[str, Any], directory: Path, images: Images = PUBLIC, restricted: bool = False
 ) -> list[str]:
     """Return a line for each pipeline whose file in `directory` is missing or stale."""
     lines = []

@@ -26,10 +26,8 @@ class Document(NamedTuple):
     @property
     def parameters(self) -> Mapping[str, Any]:
         """Parameters of its form by name, as the compiler describes them."""
-        parameters: Mapping[str, Any] = (
-            self.spec["root"].get("inputDefinitions", {}).get("parameters", {})
-        )
-        return parameters
+        declared: Mapping[str, Any] = self.spec["root"].get("inputDefinitions", {})
+        return dict(declared.get("parameters", {}))
 
     def programs(self) -> dict[str, str]:
         """Return the commands of its steps, with arguments, by executor label."""

@@ -216,11 +216,9 @@ def named_after(source: str) -> str:
 def _with_file_contents(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return arguments with the text of code files, and the absolute path of weights."""
     training = arguments.get("training", {})
-    code_parameters: dict[str, Any] = {
-        name: arguments[name] for name in ("model", "script") if name in arguments
-    }
-    packed = model_file.with_code({**code_parameters, **training})
-    if "script" in code_parameters:
+    code: dict[str, Any] = {n: arguments[n] for n in ("model", "script") if n in arguments}
+    packed = model_file.with_code({**code, **training})
+    if "script" in code:
         arguments = {**arguments, "script": packed.pop("script")}
     more: dict[str, Any] = {n: packed[n] for n in ("model_code", "script") if n in packed}
     arguments = {**arguments, "training": {**training, **more}} if more else arguments
@@ -253,11 +251,9 @@ def _parse_yaml(text: str) -> Any:
 def _typed(name: str, value: Any, spec: Mapping[str, Any]) -> Any:
     """Return the value in KFP's type, which KFP's server does not check."""
     kind, description = KINDS[spec["parameterType"]]
-    if kind is float and isinstance(value, str):
+    if kind is float and isinstance(value, str | int) and not isinstance(value, bool):
         with contextlib.suppress(ValueError):
             value = float(value)  # YAML reads 1e-2 as text
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
     if kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

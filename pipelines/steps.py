@@ -27,13 +27,6 @@ from kfp_ddp.core.folders import SCRATCH
 from kfp_ddp.core.step import SECRET
 from kfp_ddp.jobs.identity import STEP
 
-# A PodDisruptionBudget in deploy/eviction selects by this label.
-NO_EVICTION = ("kfp-ddp/evict", "false")
-NO_EVICTION_ANNOTATIONS = (
-    ("cluster-autoscaler.kubernetes.io/safe-to-evict", "false"),
-    ("karpenter.sh/do-not-disrupt", "true"),
-)
-
 
 def named(task: dsl.PipelineTask) -> dsl.PipelineTask:
     """Label the pod of a step with the name of its component."""
@@ -67,9 +60,10 @@ def sized(
 
 def no_eviction(task: dsl.PipelineTask) -> dsl.PipelineTask:
     """Ask autoscalers and drains not to evict a step that runs for hours."""
-    for key, value in NO_EVICTION_ANNOTATIONS:
-        kubernetes.add_pod_annotation(task, key, value)
-    return kubernetes.add_pod_label(task, *NO_EVICTION)
+    kubernetes.add_pod_annotation(task, "cluster-autoscaler.kubernetes.io/safe-to-evict", "false")
+    kubernetes.add_pod_annotation(task, "karpenter.sh/do-not-disrupt", "true")
+    # A PodDisruptionBudget in deploy/eviction selects by this label.
+    return kubernetes.add_pod_label(task, "kfp-ddp/evict", "false")
 
 
 class Claims(NamedTuple):

@@ -11,6 +11,7 @@ from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
 from tests.checkpoints import save
 from tests.evaluations import record
+from tests.files import write
 
 RUN_ID = "4f1c2d3e-0000-4000-8000-5a6b7c8d9e0f"
 STEPS = (
@@ -68,16 +69,14 @@ def task(folder: Path, done: tuple[str, ...], correct: int, settings: dict[str, 
     (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     save(folder, 40, config={})
     if "evaluate" in done:
-        (folder / "evaluation").mkdir()
         record = evaluation(correct).model_dump_json()
-        (folder / "evaluation" / "evaluation.json").write_text(record)
+        write(folder / "evaluation" / "evaluation.json", record)
         (folder / "evaluation" / "report.html").write_text("<p>report</p>")
         (folder / "evaluation" / "predictions.csv").write_text("path\n")
     if "export" in done:
         with bundle.replacing(folder) as made:
             (made / "model.onnx").write_bytes(bytes(100_000))
-            (made / "serving").mkdir()
-            (made / "serving" / "labels.txt").write_text("a\nb\n")
+            write(made / "serving" / "labels.txt", "a\nb\n")
 
 
 def evaluation(correct: int, **fields: Any) -> Evaluation:

@@ -126,10 +126,16 @@ def run(connection: Connection, source: str, local: bool, **options: Any) -> Non
         flag = f"--{invalid[0].replace('_', '-')}"
         where = "for a run on KFP: leave it out with --local" if local else "for a run with --local"
         raise InputError(f"{flag} is {where}")
-    if local:
-        _run_locally(source, options)
-    else:
+    if not local:
         _run_on_kfp(connection, source, options)
+        return
+    require("local")
+    from kfp_ddp.local import runs
+    from kfp_ddp.local.results import run_and_print
+
+    command = runs.Command(source, **{name: options[name] for name in runs.Command._fields[1:]})
+    pipeline, ranks = options["pipeline"], options["ranks"] or 0
+    run_and_print(lambda: runs.execute(command, pipeline, ranks), options["as_json"])
 
 
 @click.command("demo")
@@ -155,19 +161,6 @@ def demo(output: Path, ranks: int, epochs: int | None, as_json: bool) -> None:
     run_and_print(begin, as_json)
     if not as_json:
         echo("  with your images, a folder for each class: kfp-ddp run ./photos --local")
-
-
-def _run_locally(source: str, options: dict[str, Any]) -> None:
-    require("local")
-    from kfp_ddp.local import runs
-    from kfp_ddp.local.results import run_and_print
-
-    fields = runs.Command._fields[1:]
-    command = runs.Command(source, **{option: options[option] for option in fields})
-    run_and_print(
-        lambda: runs.execute(command, options["pipeline"], options["ranks"] or 0),
-        options["as_json"],
-    )
 
 
 def _run_on_kfp(connection: Connection, source: str, options: dict[str, Any]) -> None:

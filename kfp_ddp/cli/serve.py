@@ -9,8 +9,7 @@ import socket
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,19 +162,18 @@ def _run_pipeline(context: click.Context, addresses: list[str], words: Sequence[
     run.main([source, *flags, *["--json"] * ("as_json" in given)], standalone_mode=False)
 
 
-def _pictures(path: Path) -> Iterator[Path]:
-    """Yield the file itself, or the images below a folder."""
+def _pictures(path: Path) -> list[Path]:
+    """Return the file itself, or the images below a folder."""
     from kfp_ddp.training.data.sides import SUFFIXES, is_image
 
     if not path.is_dir():
-        yield path
-        return
+        return [path]
     files = sorted(file for file in path.rglob("*") if is_image(file.name) and file.is_file())
     if not files:
         raise InputError(
             f"folder {path} contains no pictures ({', '.join(SUFFIXES)}); name another"
         )
-    yield from files
+    return files
 
 
 def _answers(model: "Model", paths: list[Path], top: int) -> list[dict[str, Any]]:
@@ -329,12 +327,12 @@ def serve(
         _check_free(listen, number)
     model = ready(bundle, variant, runtime or "", threads, find_signer(key))
     host = "localhost" if listen in ("0.0.0.0", "::", "::1") else listen  # noqa: S104
-    what = f"{model.uri} ({model.version}), {model.file} in {model.loaded.runtime}"
+    what = f"{model.sealed.uri} ({model.sealed.version}), {model.file} in {model.loaded.runtime}"
     from kfp_ddp.serve.kserve_server import serve
 
     serve(
         model,
-        name or model.name,
+        name or model.sealed.model_name,
         listen=listen,
         port=port,
         grpc_port=grpc_port,
@@ -358,8 +356,7 @@ def _check_free(address: str, port: int) -> None:
     """Refuse a port that is not free, before the model is loaded."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        with closing(socket.create_server((address, port), family=family)):
-            return
+        socket.create_server((address, port), family=family).close()
     except OSError as error:
         raise InputError(
             f"port {port} of {address} is not available ({error.strerror}): give another one"

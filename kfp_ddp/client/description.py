@@ -94,10 +94,7 @@ class Description:
             "step": self.step,
             "cause": self.cause,
             "waiting": [{"pod": pod, "reason": reason} for pod, reason in self.waiting()],
-            "events": [
-                event._asdict() | {"last": event.last.isoformat() if event.last else None}
-                for event in self.events
-            ],
+            "events": [e._asdict() | {"last": e.last and e.last.isoformat()} for e in self.events],
             "trainings": [training.document() for training in self.trainings],
             "next": [command for command, _ in self.next()],
             "notes": self.notes,

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -67,24 +67,20 @@ def open_models(destination: str) -> Store:
 
 def describe(where: Store, name: str, version: str, champion_version: str) -> ModelVersion:
     """Read what a version is from its files."""
-    uri, champion = f"{where.uri}/{name}/{version}", version == champion_version
+    row = ModelVersion(version, f"{where.uri}/{name}/{version}", version == champion_version)
     try:
-        model = find(uri)
+        model = find(row.uri)
         if model is None or model.version != version:
-            return ModelVersion(
-                version, uri, champion, damaged="its files belong to another version"
-            )
+            return replace(row, damaged="its files belong to another version")
         config = mapping_in(model.bundle.read(CONFIG, LARGEST_CONFIG))
         lineage = model.bundle.lineage()
     except (InputError, StorageError) as error:
         if error.retryable:
             raise
-        return ModelVersion(version, uri, champion, damaged=str(error))
+        return replace(row, damaged=str(error))
     evaluation = model.evaluation
-    return ModelVersion(
-        version,
-        uri,
-        champion,
+    return replace(
+        row,
         accuracy=evaluation.accuracy,
         samples=evaluation.samples,
         architecture=evaluation.model,

@@ -110,11 +110,9 @@ def _upload(
     if newest and (newest.version == version or newest.version.startswith(f"{version}-")):
         return newest
     created, pipeline = pipeline is None, pipeline or _create(client, name)
-    unique = version
-    for number in itertools.count(2):
-        if created or not find_version(client, pipeline, unique):
-            break
-        unique = f"{version}-{number}"  # an older version has this content
+    # An older version may have this content.
+    names = itertools.chain([version], (f"{version}-{number}" for number in itertools.count(2)))
+    unique = next(one for one in names if created or not find_version(client, pipeline, one))
     try:
         answer = client.upload_service.upload_pipeline_version(
             str(file),
@@ -137,9 +135,8 @@ def _upload(
 def _create(client: "Client", name: str) -> "V2beta1Pipeline":
     import kfp_server_api
 
-    body = kfp_server_api.V2beta1Pipeline(name=name, display_name=name)
-    if client.multi_user:
-        body.namespace = client.get_user_namespace()
+    space = client.get_user_namespace() if client.multi_user else None
+    body = kfp_server_api.V2beta1Pipeline(name=name, display_name=name, namespace=space)
     try:
         return client.pipeline_service.pipeline_service_create_pipeline(body)
     except RefusedError as error:

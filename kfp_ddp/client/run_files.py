@@ -220,9 +220,8 @@ def unpack(blocks: Iterator[bytes], names: Collection[str], folder: Path) -> Non
                 with temporary.open("wb") as into:
                     shutil.copyfileobj(content, into, 1 << 20)
                 os.replace(temporary, path)
-        with contextlib.suppress(StopIteration):
-            while True:
-                next(blocks)  # the exit status comes last
+        for _ in blocks:  # the exit status comes last
+            pass
     except tarfile.TarError as error:
         raise StorageError(f"the files were cut short ({error}); try again") from None
 

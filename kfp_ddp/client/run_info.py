@@ -21,7 +21,7 @@ from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.images import SETTINGS, Images
 from kfp_ddp.k8s.api import Api, Object
-from kfp_ddp.local.folder import is_running, read_local_run
+from kfp_ddp.local.folder import LocalStep, is_running, read_local_run
 from kfp_ddp.local.results import ENDED, LOG, STARTED
 from kfp_ddp.pipelines.document import defaults_of
 from kfp_ddp.runs.record import TaskRecord, files_of_records, read_run
@@ -233,22 +233,18 @@ def local_run(folder: Path) -> RunInfo:
         )
     state = record.state or ("RUNNING" if running else UNFINISHED)
     run_id = max((path.name for path in (folder / "work").glob("[!.]*")), default="")
+
+    def step(one: LocalStep) -> Step:
+        now = state if one.state == "RUNNING" else one.state
+        return Step(one.name, one.name, now, _time(one.start), _time(one.end))
+
     return RunInfo(
         id=run_id,
         name=folder.resolve().name,
         state=state,
         start=_time(record.start),
         end=_time(record.end),
-        steps=tuple(
-            Step(
-                one.name,
-                one.name,
-                state if one.state == "RUNNING" else one.state,
-                _time(one.start),
-                _time(one.end),
-            )
-            for one in record.steps
-        ),
+        steps=tuple(map(step, record.steps)),
         files=lambda: StoredFiles(str(folder / "work" / run_id)),
         folder=folder,
     )

@@ -60,7 +60,7 @@ class Schedules:
 
     def run_now(self, name: str) -> "Run":
         """Start an additional run; the schedule does not change."""
-        from kfp_server_api import V2beta1PipelineVersionReference, V2beta1Run
+        from kfp_server_api import V2beta1Run
 
         client, schedule = self._client.finder.client, self._find(name)
         reference = schedule.pipeline_version_reference
@@ -69,9 +69,7 @@ class Schedules:
             newest = find_version(client, pipeline)
             if newest is None:
                 raise InputError(f"pipeline {pipeline.display_name!r} has no version on the server")
-            reference = V2beta1PipelineVersionReference(
-                pipeline_id=newest.pipeline_id, pipeline_version_id=newest.version_id
-            )
+            reference.pipeline_version_id = newest.version_id
         run = V2beta1Run(
             display_name=f"{schedule.display_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}",
             experiment_id=schedule.experiment_id,

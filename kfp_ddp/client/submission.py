@@ -120,16 +120,10 @@ def uploaded(client: "Client", name: str) -> tuple[Document, PipelineVersion]:
     if pipeline is None and own:
         pipeline_name = own.name  # that of train_resnet is train-resnet
         pipeline = find_pipeline(client, pipeline_name)
-        if pipeline is None:
-            raise InputError(
-                f"the server has no pipeline {pipeline_name!r} yet: upload it by "
-                f"kfp-ddp upload {pipeline_name}"
-            )
     if pipeline is None:
-        raise InputError(
-            f"the server has no pipeline {pipeline_name!r}, and it is not built in"
-            f"{near(pipeline_name)}; kfp-ddp upload uploads a file"
-        )
+        why = f", and it is not built in{near(pipeline_name)}; kfp-ddp upload uploads a file"
+        why = f" yet: upload it by kfp-ddp upload {pipeline_name}" if own else why
+        raise InputError(f"the server has no pipeline {pipeline_name!r}{why}")
     version = find_version(client, pipeline, version_name)
     if version is None:
         which = f"version {version_name!r}" if version_name else "version"
@@ -244,12 +238,7 @@ def with_source(pipeline: Document, finder: RunFinder, settings: Mapping[str, An
         api = finder.api()
     except InputError:  # no cluster is configured
         return pipeline
-    name = ensure_source(api)
-    spec, platforms = (
-        json.loads(json.dumps(part).replace(map_name(), name))
-        for part in (pipeline.spec, pipeline.platforms)
-    )
-    return Document(spec, platforms)
+    return Document(*json.loads(json.dumps(pipeline).replace(map_name(), ensure_source(api))))
 
 
 def ensure_source(api: Api) -> str:
@@ -306,9 +295,8 @@ def job_of(func: Any, trainer: Any, runtime: Any, settings: Mapping[str, Any]) -
             raise InputError(f"{name} is not a mapping, such as {{'gpu': 2}}: write one")
     if "func" not in given:
         raise InputError("there is no function to run: give func, or a trainer that has it")
-    title = (
-        getattr(given["func"], "__name__", "function").strip("_").replace("_", "-").lower() or "job"
-    )
+    name = getattr(given["func"], "__name__", "function")
+    title = name.strip("_").replace("_", "-").lower() or "job"
     inputs = as_function(given.pop("func"), given.pop("func_args", None))
     if not given.get("packages_to_install"):
         given.pop("pip_index_urls", None)  # which the SDK always sets

@@ -18,7 +18,6 @@ from kfp_ddp.storage.store import Store
 _METRICS = RunFolder.METRICS
 _PATTERNS = (_METRICS, f"work/*/*/{_METRICS}")
 """Where a run's folder is: itself, or below the output of a local run."""
-_LARGEST = 1 << 40
 _TAIL = 1 << 20
 """Bytes at the end of the metrics that contain the last event."""
 _POLL_SECONDS = 1.0
@@ -68,7 +67,7 @@ def _check(where: Store, uri: str, rank: int) -> None:
     """Refuse a request that no rank would answer."""
     ranks = {name for name, _ in where.list(f"{RunFolder.RANKS}/")}
     with tempfile.TemporaryFile() as file:  # may be larger than the memory
-        where.fetch(_METRICS, file, _LARGEST)
+        where.fetch(_METRICS, file, 1 << 40)
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
         metrics = file.read()
     lines = metrics[: metrics.rfind(b"\n") + 1].splitlines()

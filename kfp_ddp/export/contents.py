@@ -8,6 +8,8 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kfp_ddp.core.files import link_or_copy
 from kfp_ddp.export import card, formats, infra, prove, provenance, variants
 from kfp_ddp.export.formats import INPUT, MAX_BATCH, OUTPUT
@@ -47,8 +49,12 @@ def write(
     if left_out:
         parity["left_out"] = signature["left_out"] = left_out
     onnx = folder / bundle.ONNX
+    allowed = parity["allowed_abs_difference"]
     if onnx.exists():
         write_repository(folder / "serving", onnx, model_name, info.classes, info.image_size)
+        image = infra.pattern(info.image_size)
+        logits = reference(torch.from_numpy(image)[None])[0].numpy()
+        infra.write_sample(folder, image, logits, model_name, allowed)
     documents: dict[str, Any] = {
         bundle.CLASSES: list(info.classes),
         bundle.INTERFACE: signature,
@@ -56,12 +62,12 @@ def write(
         bundle.PARITY: parity,
         bundle.LATENCY: prove.latency(timed, info.image_size),
         bundle.PROVENANCE: provenance.record(folder, model_name, result),
+        bundle.INFRA: infra.validate(folder, images.numpy(), reference(images).numpy(), allowed),
     }
     if requested.variants:
         documents[bundle.VARIANTS] = record.model_dump(mode="json")
     for name, content in documents.items():
         bundle.write_json(folder / name, content)
-    infra.validate_onnx(folder, reference, images, parity["allowed_abs_difference"], model_name)
     shutil.copyfile(evaluation, folder / bundle.METRICS)
     shutil.copyfile(evaluation.parent / result.predictions, folder / result.predictions)
     with suppress(FileNotFoundError):  # an evaluation that others made

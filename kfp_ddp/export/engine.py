@@ -10,6 +10,7 @@ from typing import Any
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import read_below, sha256, sha256_of_json
+from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.datasets.access import local_dataset, using
 from kfp_ddp.models import bundle, variants
@@ -128,9 +129,6 @@ def _report(folder: Path, uri: str, model_name: str, model: Artifact, summary: A
     facts = card.metadata(folder, model_name, uri)
     write_artifact(model, json.dumps(facts, indent=1) + "\n", **facts)
     sizes = {name: (folder / name).stat().st_size for name in facts["formats"].split(", ")}
-    parity, latency = (
-        json.loads((folder / name).read_text(encoding="utf-8"))
-        for name in (bundle.PARITY, bundle.LATENCY)
-    )
+    parity, latency = (mapping_of(folder / name) for name in (bundle.PARITY, bundle.LATENCY))
     fact, record = f"{uri}, digest {facts['digest']}", variants.read(bundle.local_bundle(folder))
     write_artifact(summary, card.markdown(model_name, fact, sizes, parity, latency, record))

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from kfp_ddp.core import machine
 from kfp_ddp.export import infra_process
-from kfp_ddp.export.formats import INPUT, OUTPUT, Predict
+from kfp_ddp.export.formats import INPUT, OUTPUT
 from kfp_ddp.models import bundle
-from kfp_ddp.models.bundle import INFRA, ONNX
+from kfp_ddp.models.bundle import ONNX
 
 SECONDS = 300.0
 """Timeout to load a model and answer."""
@@ -30,22 +28,10 @@ SECONDS_EACH = 0.2
 _RUNTIME = "onnxruntime"
 
 
-def validate_onnx(
-    folder: Path, reference: Predict, images: Tensor, allowed: float, model_name: str
-) -> None:
-    """Validate a bundle's ONNX files on images, and write `INFRA` and the sample."""
-    expected = reference(images).numpy()
-    bundle.write_json(folder / INFRA, validate(folder, images.numpy(), expected, allowed))
-    if (folder / ONNX).exists():
-        image = pattern(images.shape[-1])
-        logits = reference(torch.from_numpy(image)[None])[0].numpy()
-        write_sample(folder, image, logits, model_name, allowed)
-
-
 def validate(
     folder: Path, images: NDArray[np.uint8], expected: NDArray[np.float32], allowed: float
 ) -> dict[str, Any]:
-    """Compute images [N, 3, S, S] with each ONNX file in its own process; return `INFRA`.
+    """Compute images [N, 3, S, S] with each ONNX file in its own process; return `bundle.INFRA`.
 
     Only `model.onnx` may differ by at most `allowed`; variants are measured elsewhere.
     """

@@ -24,8 +24,6 @@ _QUANTISED = (
     *("Conv", "Gemm", "MatMul", "Add", "Relu", "Clip", "Concat"),
     *("MaxPool", "AveragePool", "GlobalAveragePool"),
 )
-_WEIGHTED = ("Conv", "Gemm", "MatMul")
-_PREPARED = "onnx.infer"
 
 
 def calibration(dataset: Path, info: ModelInfo, count: int) -> Iterator[Tensor]:
@@ -57,12 +55,12 @@ def write_int8(source: Path, target: Path, images: Iterable[Tensor]) -> int:
             return None if batch is None else {INPUT: batch.numpy()}
 
     model: Any = onnx.load(source)
-    weighted = [node.op_type in _WEIGHTED for node in model.graph.node]
+    weighted = [node.op_type in ("Conv", "Gemm", "MatMul") for node in model.graph.node]
     first = weighted.index(True) if True in weighted else len(weighted)
     normalisation = [node.name for node in model.graph.node[:first]]
     properties = list(model.metadata_props)
     # ONNX Runtime warns without this; its preparation has no effect after the exporter's.
-    onnx.helper.set_model_props(model, {_PREPARED: "onnxruntime.quant"})
+    onnx.helper.set_model_props(model, {"onnx.infer": "onnxruntime.quant"})
     reader = Reader()
     try:
         quantize_static(

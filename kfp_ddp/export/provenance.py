@@ -81,8 +81,7 @@ def library(name: str, version: str) -> dict[str, Any]:
 
 def revision() -> str:
     """Return the git revision of the code, with `-dirty` if it is changed; '' if unknown."""
-    value = os.environ.get("KFP_DDP_REVISION", "") or _installed_from() or _checked_out()
-    return value.strip()
+    return (os.environ.get("KFP_DDP_REVISION") or _installed_from() or _checked_out()).strip()
 
 
 def _installed_from() -> str:

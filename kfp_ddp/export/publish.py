@@ -81,11 +81,11 @@ def run(
         expected = compared_with(champion, champion_version, where, model_name)
     lineage = Lineage(run_id, champion, champion_version)
     with open_workspace(bundle.rpartition("/")[0], "publish") as task:
-        folder, verdict, report = task.download(bundle), None, None
+        folder, beside = task.download(bundle), None
         if evaluation:
             beside = task.download_file(evaluation).parent
-            verdict, report = _verdict(beside / VERDICT, folder), beside / REPORT
-        folder = add_decision(folder, lineage, verdict, report)
+            _check_verdict(beside / VERDICT, folder)
+        folder = add_decision(folder, lineage, beside)
         task.upload()  # first, so that a repeated step publishes the same bundle
         if key is not None:
             sign(folder, key)
@@ -119,8 +119,8 @@ def run(
     return uri, facts["version"]
 
 
-def _verdict(verdict: Path, folder: Path) -> Path:
-    """Return the file of the gate's verdict; raise InputError unless it blesses this bundle."""
+def _check_verdict(verdict: Path, folder: Path) -> None:
+    """Raise InputError unless the gate's verdict in a file blesses this bundle."""
     try:
         record = from_json(verdict.read_text(encoding="utf-8"))
         blessed, reason = bool(record["blessed"]), str(record["reason"])
@@ -138,21 +138,23 @@ def _verdict(verdict: Path, folder: Path) -> Path:
                 f"{verdict} is of another {name.partition('_')[0]} than {folder}: run gate again, "
                 "on the one that was exported"
             )
-    return verdict
 
 
-def add_decision(folder: Path, lineage: Lineage, verdict: Path | None, report: Path | None) -> Path:
-    """Replace a complete bundle by one with these files, unless it has them; return its folder."""
+def add_decision(folder: Path, lineage: Lineage, evaluation: Path | None) -> Path:
+    """Replace a complete bundle by one with verdict, report and lineage, unless it has them.
+
+    `evaluation` is the folder with the verdict and perhaps a report. Return the bundle's folder.
+    """
     bundles.clean_up(folder.parent)
     complete = bundles.intact(folder)
     # An interrupted upload to a bucket may have replaced some of our files.
     if not complete and not bundles.intact(folder, but=PUBLISHED):
         raise InputError(f"{folder} is no complete bundle: run export again")
-    added = {VERDICT: verdict, REPORT: report if report is not None and report.is_file() else None}
-    decision = {name: path for name, path in added.items() if path is not None}
+    added = [evaluation / name for name in (VERDICT, REPORT)] if evaluation else []
+    decision = [path for path in added if path.is_file()]
     same = all(
-        (folder / name).is_file() and (folder / name).read_bytes() == path.read_bytes()
-        for name, path in decision.items()
+        (folder / path.name).is_file() and (folder / path.name).read_bytes() == path.read_bytes()
+        for path in decision
     )
     if complete and same and lineage._asdict().items() <= mapping_of(folder / LINEAGE).items():
         return folder
@@ -163,8 +165,8 @@ def add_decision(folder: Path, lineage: Lineage, verdict: Path | None, report: P
             if name not in skipped:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 link_or_copy(folder / name, target / name)
-        for name, path in decision.items():
-            shutil.copyfile(path, target / name)
+        for path in decision:
+            shutil.copyfile(path, target / path.name)
         bundles.write_json(target / LINEAGE, lineage.record(dataset_digest))
     return folder
 

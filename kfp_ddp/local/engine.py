@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -193,11 +193,9 @@ def _lines(stream: IO[str]) -> Iterator[str]:
 
     threading.Thread(target=read, daemon=True).start()
     while True:
-        try:
+        line: str | None = ""
+        with suppress(queue.Empty):
             line = lines.get(timeout=REFRESH_SECONDS)
-        except queue.Empty:
-            yield ""
-            continue
         if line is None:
             return
         yield ANSI.sub("", line)

@@ -95,9 +95,7 @@ class LocalRun:
 
     def version(self) -> str:
         """Return the first digits of the digest of the dataset version that was trained on."""
-        for record in self.trainings():
-            return Path(record.settings["data"]).name
-        return ""
+        return next((Path(one.settings["data"]).name for one in self.trainings()), "")
 
 
 def identity_of(**what: Any) -> str:
@@ -108,10 +106,8 @@ def identity_of(**what: Any) -> str:
 def unfinished(output: Path | None, identity: str) -> LocalRun | None:
     """Return the newest run of the same command, in `output` or `RUNS`, unless it completed."""
     folders = [output] if output else list(RUNS.resolve().glob("*"))
-    runs = [
-        run for folder in folders if not folder.is_symlink() and (run := read_local_run(folder))
-    ]
-    runs = [run for run in runs if run.identity == identity]
+    records = (read_local_run(folder) for folder in folders if not folder.is_symlink())
+    runs = [run for run in records if run and run.identity == identity]
     newest = max(runs, key=lambda run: (run.folder / RECORD).stat().st_mtime_ns, default=None)
     if newest is None or newest.complete:
         return None

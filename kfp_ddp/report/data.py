@@ -3,6 +3,7 @@
 import csv
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -140,11 +141,16 @@ class Material:
     def read(cls, folder: Path, bundle: Path | None) -> "Material":
         """Read the inputs in the folder of an evaluation, and in the model's bundle if any."""
         result, data = Evaluation.read(folder / FILE), ReportData.read(folder)
-        run, verdict = RunFolder(folder.parent), _verdict(folder)
+        run, verdict = RunFolder(folder.parent), _document(folder, VERDICT)
+        if verdict.get("evaluation_sha256", "") not in ("", sha256(folder / FILE)):
+            verdict = {}  # on another evaluation
+        with suppress(ValidationError):  # the gate decided on no comparison
+            compared = Compared.model_validate(verdict.get("compared"))
+            result = result.model_copy(update={"compared": compared})
         documents = _BUNDLE_DOCUMENTS if bundle else ()
         return cls(
             folder=folder,
-            result=_with_comparison(result, verdict),
+            result=result,
             data=data,
             config=data.config or _document(run.path, run.config.name),
             events=data.events or read_events(run.metrics),
@@ -176,22 +182,6 @@ def confusions(result: Evaluation) -> list[Confusion]:
         if count and i != j
     }
     return _ranked(counts, result)
-
-
-def _verdict(folder: Path) -> dict[str, Any]:
-    """Return the gate's verdict on this evaluation; {} without one."""
-    verdict = _document(folder, VERDICT)
-    other = verdict.get("evaluation_sha256", "") not in ("", sha256(folder / FILE))
-    return {} if other else verdict
-
-
-def _with_comparison(result: Evaluation, verdict: Mapping[str, Any]) -> Evaluation:
-    """Return the evaluation with the comparison that the gate decided on, if there is one."""
-    try:
-        compared = Compared.model_validate(verdict.get("compared"))
-    except ValidationError:
-        return result
-    return result.model_copy(update={"compared": compared})
 
 
 def _ranked(counts: Mapping[tuple[str, str], int], result: Evaluation) -> list[Confusion]:

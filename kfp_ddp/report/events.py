@@ -21,8 +21,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def curve(events: Iterable[Event], kind: str, key: str) -> list[Point]:
     """Return (epoch, value) points of an event; the last value of a step that was repeated."""
-    steps = _by_step(events, kind)
-    pairs = [(steps[step].get("epoch"), steps[step].get(key)) for step in sorted(steps)]
+    pairs = [(one.get("epoch"), one.get(key)) for one in _by_step(events, kind)]
     return [(float(x), float(y)) for x, y in pairs if is_number(x) and is_number(y)]
 
 
@@ -64,8 +63,7 @@ def training_time(events: Sequence[Event]) -> tuple[float, float]:
 
 def downsample(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return at most `MAX_POINTS` steps, which are means; of a repeated step the last values."""
-    by_step = _by_step(events, "step")
-    steps = [by_step[step] for step in sorted(by_step)]
+    steps = _by_step(events, "step")
     size = -(-len(steps) // MAX_POINTS) or 1
     means = [_mean(steps[at : at + size]) for at in range(0, len(steps), size)]
     kinds = ("start", "eval", "checkpoint", "ranks", "unreadable", "end")
@@ -74,8 +72,9 @@ def downsample(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted([*means, *rest], key=lambda e: e["time"] if is_number(e.get("time")) else 0.0)
 
 
-def _by_step(events: Iterable[E], kind: str) -> dict[float, E]:
-    return {e["step"]: e for e in events if e.get("event") == kind and is_number(e.get("step"))}
+def _by_step(events: Iterable[E], kind: str) -> list[E]:
+    last = {e["step"]: e for e in events if e.get("event") == kind and is_number(e.get("step"))}
+    return [last[step] for step in sorted(last)]
 
 
 def _mean(steps: Sequence[Event]) -> dict[str, Any]:

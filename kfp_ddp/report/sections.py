@@ -1,5 +1,6 @@
 """Values of the template `evaluation.html`, section by section."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -330,17 +331,13 @@ def _partial_matrix(material: Material, chosen: Sequence[str]) -> Markup:
     if not chosen:
         return Markup()
     samples = {one.name: one.samples for one in material.result.classes}
-    position = {name: i for i, name in enumerate(chosen)}
-    counts = [[0] * len(chosen) for _ in chosen]
-    wrong = dict.fromkeys(chosen, 0)
+    pairs, correct = Counter[tuple[str, str]](), Counter(samples)
     for pair in material.confusions:
-        if pair.target in position:
-            wrong[pair.target] += pair.count
-            if pair.predicted in position:
-                counts[position[pair.target]][position[pair.predicted]] = pair.count
-    others = [wrong[name] - sum(counts[i]) for name, i in position.items()]
-    for name, i in position.items():
-        counts[i][i] = samples[name] - wrong[name]
+        pairs[pair.target, pair.predicted] = pair.count
+        correct[pair.target] -= pair.count
+    pairs |= {(name, name): correct[name] for name in chosen}
+    counts = [[pairs[target, predicted] for predicted in chosen] for target in chosen]
+    others = [samples[name] - sum(row) for name, row in zip(chosen, counts, strict=True)]
     return confusion_matrix(chosen, counts, others)
 
 

@@ -113,11 +113,14 @@ def time_section(events: Sequence[Event]) -> Markup:
     title = duration(spent.total)
     title += f" on each of {len(rows)} ranks" if len(rows) > 1 else ""
     title += f", {len(attempts)} attempts" if len(attempts) > 1 else ""
-    ends = [event for event in events if event.get("event") == "end"]
+    end = next((event for event in reversed(events) if event.get("event") == "end"), {})
+    advice = [line for line in end.get("advice") or [] if isinstance(line, str)]
+    if is_number(mfu := end.get("mfu")):
+        advice.append(f"{mfu * 100:.1f} % of the peak of its devices (MFU) during steps")
     return render(
         "time.html",
         shares=shares_bar(title, [Part(p, spent.mean[p], *_COLOURS[p]) for p in PHASES]),
-        advice=_advice(ends[-1] if ends else {}),
+        advice=advice,
         columns=_COLUMNS,
         ranks=_ranks(spent, last.get("nodes")),
         count=len(rows),
@@ -134,15 +137,6 @@ def _seconds(event: Event) -> list[list[float]]:
     rows = [list(row) for row in zip(*columns, strict=True)]
     valid = all(is_number(value) and value >= 0 for row in rows for value in row)
     return rows if valid else []
-
-
-def _advice(end: Event) -> list[str]:
-    """Return the advice of the run, and how much of the devices it used."""
-    lines = [line for line in end.get("advice") or [] if isinstance(line, str)]
-    mfu = end.get("mfu")
-    if is_number(mfu):
-        lines.append(f"{mfu * 100:.1f} % of the peak of its devices (MFU) during steps")
-    return lines
 
 
 def _ranks(spent: TimeSpent, nodes: object) -> list[dict[str, Any]]:

@@ -36,11 +36,7 @@ if TYPE_CHECKING:
 class Ready:
     """A model that is ready to serve."""
 
-    name: str
-    """Name in the bundle's model repository."""
-    version: str
-    """Version of the bundle."""
-    uri: str
+    sealed: Bundle
     file: str
     interface: Interface
     loaded: Loaded
@@ -72,7 +68,7 @@ def ready(
     loaded = load(content, runtime, threads)
     interface = read_interface(sealed)
     _test(sealed, loaded, exact=not variant)
-    return Ready(sealed.model_name, sealed.version, sealed.uri, file, interface, loaded)
+    return Ready(sealed, file, interface, loaded)
 
 
 def _file(sealed: Bundle, variant: str) -> str:
@@ -137,14 +133,14 @@ class Served(Model):  # type: ignore[misc]
 
     def __init__(self, model: Ready, name: str, largest: int, waiting: int) -> None:
         super().__init__(name)
-        self.version = model.version
+        self.version = model.sealed.version
         self.classes, self.form = model.interface.classes, model.form
         self.entry, self.output = model.loaded.entry, model.loaded.output
         self.batches = Batches(model.loaded, largest, waiting, _BATCHED.observe)
         self.decoders = ThreadPoolExecutor(DECODERS, "decode")
         self.decoding, self.waiting = 0, waiting
         self.ready = True
-        _INFO.labels(name, model.version, model.file, model.loaded.runtime).set(1)
+        _INFO.labels(name, self.version, model.file, model.loaded.runtime).set(1)
 
     def get_input_types(self) -> list[dict[str, Any]]:
         """Return the model's inputs; -1 is any size."""
@@ -165,7 +161,7 @@ class Served(Model):  # type: ignore[misc]
         for requested in payload.request_outputs or ():
             if requested.name != name:
                 raise InvalidInput(f"there is no output {requested.name!r}: there is {name!r}")
-        logits = await self._logits(images)
+        logits = await self.batches(images)
         output = InferOutput(name, list(logits.shape), "FP32")
         output.set_data_from_numpy(logits, binary_data=payload.use_binary_outputs)
         return InferResponse(
@@ -179,19 +175,13 @@ class Served(Model):  # type: ignore[misc]
 
     async def classify(self, picture: bytes) -> list[dict[str, Any]]:
         """Return the classes of a picture with probabilities, the likeliest first."""
-        (row,) = softmax(await self._logits(await self._decoded([picture])))
+        (row,) = softmax(await self.batches(await self._decoded([picture])))
         return ranking(self.classes, row)
-
-    async def _logits(self, images: Images) -> Floats:
-        try:
-            return await self.batches(images)
-        except FullError as error:
-            raise _Busy(str(error)) from None
 
     async def _decoded(self, pictures: list[bytes]) -> Images:
         """Decode pictures in another thread, so that other requests are answered meanwhile."""
         if self.decoding and self.decoding + len(pictures) > self.waiting:
-            raise _Busy(f"{self.decoding} pictures wait already: retry later")
+            raise BusyError(f"{self.decoding} pictures wait already: retry later")
         run = asyncio.get_running_loop().run_in_executor
         self.decoding += len(pictures)
         try:
@@ -255,7 +245,7 @@ def _from_base64(text: str) -> bytes:
     return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
 
 
-class _Busy(ServerNotReady):  # type: ignore[misc]
+class BusyError(ServerNotReady):  # type: ignore[misc]
     """HTTP 503, or UNAVAILABLE, for which KServe's gRPC server asks for a `reason`."""
 
     def __init__(self, reason: str) -> None:
@@ -275,10 +265,6 @@ class Closed(ModelRepositoryExtension):  # type: ignore[misc]
         raise NotImplementedError("the served model cannot be unloaded: stop the server")
 
 
-class FullError(Exception):
-    """The queue is full."""
-
-
 class Batches:
     """Batches queued images whenever the model is free, and collects the next ones meanwhile."""
 
@@ -293,9 +279,9 @@ class Batches:
         self._worker: asyncio.Task[None] | None = None
 
     async def __call__(self, images: Images) -> Floats:
-        """Return the logits of images; raise FullError if the queue is full."""
+        """Return the logits of images; raise BusyError if the queue is full."""
         if self._waiting and self._waiting + len(images) > self._limit:
-            raise FullError(f"{self._waiting} images wait already: retry later")
+            raise BusyError(f"{self._waiting} images wait already: retry later")
         loop = asyncio.get_running_loop()
         parts = [images[at : at + self._largest] for at in range(0, len(images), self._largest)]
         futures = [loop.create_future() for _ in parts]

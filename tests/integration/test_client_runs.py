@@ -33,11 +33,6 @@ def finder(kfp_server: KfpServer) -> Iterator[RunFinder]:
         yield finder
 
 
-@pytest.fixture
-def client(finder: RunFinder) -> Any:
-    return finder.client
-
-
 def _create(server: KfpServer, *names: str) -> list[str]:
     """Create runs of these names, and return their ids."""
     body = {
@@ -48,15 +43,15 @@ def _create(server: KfpServer, *names: str) -> list[str]:
     return [str(run["run_id"]) for run in runs]
 
 
-def test_a_run_is_found_by_id_prefix_name_or_last(client: Any, kfp_server: KfpServer) -> None:
+def test_a_run_is_found_by_id_or_name(finder: RunFinder, kfp_server: KfpServer) -> None:
     first, second = _create(kfp_server, "flowers-1", "flowers-2")
     words = {first: first, first[:8]: first, "flowers-1": first, "last": second}
-    assert {word: find_run(client, word).run_id for word in words} == words
+    assert {word: find_run(finder.client, word).run_id for word in words} == words
 
 
-def test_a_missing_or_ambiguous_run_is_one_line(client: Any, kfp_server: KfpServer) -> None:
+def test_a_missing_or_ambiguous_run(finder: RunFinder, kfp_server: KfpServer) -> None:
     with pytest.raises(InputError, match="there is no run yet; kfp-ddp run starts one"):
-        find_run(client, "last")
+        find_run(finder.client, "last")
     runs = kfp_server.store.runs
     for short, name in (("a1", "twice"), ("a2", "twice"), ("b1", "once")):
         run = runs.pop(*_create(kfp_server, name))
@@ -72,10 +67,13 @@ def test_a_missing_or_ambiguous_run_is_one_line(client: Any, kfp_server: KfpServ
         ("", r"^the name of a run is empty"),
     ):
         with pytest.raises(InputError, match=line):
-            find_run(client, word)
+            find_run(finder.client, word)
 
 
-def test_all_pages(client: Any, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_pages(
+    finder: RunFinder, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = finder.client
     monkeypatch.setattr("kfp_ddp.client.runs.PAGE", 2)
     ids = _create(kfp_server, *(f"run-{number}" for number in range(5)))
     assert sorted(run.run_id for run in newest_runs(client, 100)) == sorted(ids)

@@ -8,6 +8,7 @@ from kfp_ddp import __version__
 from kfp_ddp.core.images import REGISTRY, Images
 from kfp_ddp.pipelines.document import read
 from tests.commands import call, document, output, refused
+from tests.files import write
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer
 from tests.schedules import OWN
@@ -24,9 +25,8 @@ def _host(kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """A small compiled pipeline."""
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(OWN | {"pipelineInfo": {"name": "mine"}}))
-    return path
+    own = OWN | {"pipelineInfo": {"name": "mine"}}
+    return write(tmp_path / "mine.yaml", yaml.safe_dump(own))
 
 
 def test_the_same_content_is_uploaded_once(kfp_server: KfpServer, file: Path) -> None:
@@ -68,16 +68,15 @@ def test_a_built_in_pipeline_is_uploaded_with_the_configured_images(
     assert [one["name"] for one in kfp_server.store.pipelines.values()][1:] == ["nightly"]
     sent = json.dumps(list(kfp_server.store.versions.values())[1]["pipeline_spec"])
     assert "registry.example.com/ml/launcher" in sent
-    file = tmp_path / "own.yaml"
-    file.write_text(Images.create({"registry": REGISTRY}).put_into(COMPILED.read_text()))
+    text = Images.create({"registry": REGISTRY}).put_into(COMPILED.read_text())
+    file = write(tmp_path / "own.yaml", text)
     assert f"launcher:{__version__} is published nowhere" in refused("upload", file)
     monkeypatch.setenv("KFP_DDP_REGISTRY", REGISTRY)
     output("upload", file, "--name", "ours")
 
 
 def test_an_invalid_file_or_name_is_not_sent(kfp_server: KfpServer, tmp_path: Path) -> None:
-    (tmp_path / "junk.yaml").write_bytes(b"\x00\x01{{{")
-    assert "not YAML" in refused("upload", tmp_path / "junk.yaml")
+    assert "not YAML" in refused("upload", write(tmp_path / "junk.yaml", b"\x00\x01{{{"))
     assert "did you mean 'train_resnet'?" in refused("upload", "train_resnett")
     assert not kfp_server.requests
 

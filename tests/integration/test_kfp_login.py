@@ -12,6 +12,7 @@ from kfp_ddp.client.connection import open_client
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, KfpDdpError, RefusedError, ServerError
 from tests import tls
+from tests.files import write
 from tests.gcs_server import Bucket
 from tests.kfp_server import faults
 from tests.kfp_server.dex import guarding
@@ -37,11 +38,16 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"KFP_DDP_{name}", raising=False)
 
 
-def test_version_and_mode_of_the_server_are_known(kfp_server: KfpServer) -> None:
+def test_version_and_mode_of_the_server_are_known(
+    kfp_server: KfpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     with open_client(Connection(host=f"{kfp_server.url}/", namespace="mine")) as client:
         assert (client.version, client.multi_user) == ("2.17.0", False)
         client.list_runs()
+        client.set_user_namespace("mine")
     assert kfp_server.requests_for("list_runs")[0].query.get("namespace", "") == ""
+    assert not list(tmp_path.iterdir()), "nothing is written to the home folder"
 
 
 def test_https_goes_through_a_proxy(kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,10 +124,7 @@ def test_create_is_not_repeated(kfp_server: KfpServer, capsys: pytest.CaptureFix
         assert client.create_experiment("nightly").experiment_id == created.experiment_id
     assert len(kfp_server.requests_for("create_experiment")) == 2
     assert capsys.readouterr().out == ""
-
-
-def test_importing_the_client_does_not_change_kfp() -> None:
-    assert "print" not in vars(kfp.client.client)
+    assert "print" not in vars(kfp.client.client), "our import does not change kfp"
 
 
 @pytest.mark.parametrize(
@@ -171,8 +174,7 @@ def test_the_error_names_the_login_that_was_refused(
 def test_the_service_account_token_of_the_pod_is_used(
     kfp_server: KfpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "token").write_text(SECRET)
-    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(write(tmp_path / "token", SECRET)))
     kfp_server.token = SECRET
     with open_client(Connection(host=kfp_server.url)) as client:
         assert client.version == "2.17.0"
@@ -193,8 +195,7 @@ def test_an_invalid_token_file_is_an_error(kfp_server: KfpServer, tmp_path: Path
 def test_a_secret_that_no_header_can_contain_is_not_printed(
     kfp_server: KfpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str
 ) -> None:
-    file = tmp_path / "token"
-    file.write_text(secret)
+    file = write(tmp_path / "token", secret)
     assert f"{file} contains" in error_of(Connection(host=kfp_server.url, token_file=str(file)))
     for name in ("KFP_DDP_COOKIE", "KFP_DDP_TOKEN"):
         monkeypatch.setenv(name, secret)
@@ -214,19 +215,9 @@ def test_the_cookie_of_a_session(kfp_server: KfpServer, monkeypatch: pytest.Monk
         assert client.version == "2.17.0"
 
 
-def test_nothing_is_written_to_the_home_folder(
-    kfp_server: KfpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with open_client(Connection(host=kfp_server.url)) as client:
-        client.set_user_namespace("mine")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("host", ["http://10.0.0.1:1/pipeline", "http://kubeflow.example.com"])
 def test_login_needs_https(host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "password").write_text(SECRET)
-    secret = str(tmp_path / "password")
+    secret = str(write(tmp_path / "password", SECRET))
     dex = Connection(host=host, username="me", password_file=secret)
     for connection in (dex, Connection(host=host, cookie_file=secret)):
         assert error_of(connection).startswith(f"a login is not sent to {host} without https")
@@ -261,10 +252,8 @@ def test_the_token_has_precedence(kfp_server: KfpServer, monkeypatch: pytest.Mon
 
 
 def connection(url: str, folder: Path, password: str = "correct horse") -> Connection:
-    (folder / "password").write_text(f"{password}\n")
-    return Connection(
-        host=f"{url}/pipeline", username=USER, password_file=str(folder / "password"), timeout=5
-    )
+    file = str(write(folder / "password", f"{password}\n"))
+    return Connection(host=f"{url}/pipeline", username=USER, password_file=file, timeout=5)
 
 
 @pytest.mark.parametrize("more", [{}, {"several": True}, {"approval": True}])

@@ -68,13 +68,8 @@ def state(folder: Path) -> dict[Path, tuple[int, int]]:
 def test_a_published_bundle_has_verdict_report_and_lineage(run_dir: Path, tmp_path: Path) -> None:
     before = bundle.version(run_dir / "bundle")
     exports = (tmp_path / "models" / "squares").as_uri()
-    inputs = arguments(
-        run_dir,
-        tmp_path,
-        destination=(tmp_path / "models").as_uri(),
-        champion=exports,
-        champion_version="",
-    )
+    changed = {"champion": exports, "champion_version": ""}
+    inputs = arguments(run_dir, tmp_path, destination=(tmp_path / "models").as_uri(), **changed)
     uri, version = publish.python_func(**inputs)
     assert uri == f"{inputs['destination']}/squares/{version}"
     assert version != before
@@ -150,14 +145,8 @@ def test_a_step_killed_while_it_uploads_to_the_run_is_completed_by_the_next(
     monkeypatch.setenv(folders.SCRATCH_VARIABLE, str(tmp_path / "scratch"))
     exports = tmp_path / "models" / "squares"
     write(exports / "CHAMPION", A)
-    inputs = arguments(
-        run_dir,
-        tmp_path,
-        bundle=f"file://{run_dir}/bundle",
-        evaluation=f"file://{run_dir}/evaluation/evaluation.json",
-        champion=str(exports),
-        champion_version=A,
-    )
+    inputs = arguments(run_dir, tmp_path, champion=str(exports), champion_version=A)
+    inputs |= {name: f"file://{inputs[name]}" for name in ("bundle", "evaluation")}
     put, left = Folder.put, [after]
 
     def until_killed(self: Folder, file: Path, name: str) -> bool:

@@ -56,8 +56,7 @@ def ran(photos: Path) -> "subprocess.CompletedProcess[str]":
 @pytest.fixture(scope="module")
 def summary(ran: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
     assert ran.returncode == 0, ran.stderr
-    found: dict[str, Any] = json.loads(ran.stdout)
-    return found
+    return dict(json.loads(ran.stdout))
 
 
 @pytest.mark.slow

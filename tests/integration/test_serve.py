@@ -124,8 +124,7 @@ def asking(images: NDArray[np.uint8], **more: Any) -> dict[str, Any]:
 
 
 def expected(checkpoint: Path, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    answer: NDArray[np.float32] = from_checkpoint(checkpoint)(torch.from_numpy(images)).numpy()
-    return answer
+    return np.asarray(from_checkpoint(checkpoint)(torch.from_numpy(images)).numpy(), np.float32)
 
 
 def logits(answer: dict[str, Any]) -> NDArray[np.float32]:
@@ -353,12 +352,8 @@ def test_openvino_answers_while_the_pod_of_the_server_stops(
     assert "model.onnx in openvino" in server.log.read_text()
 
 
-def copied(sealed: Path, folder: Path) -> Path:
-    return Path(shutil.copytree(sealed, folder / "copy"))
-
-
 def test_damaged_bundle_is_not_loaded(sealed: Path, tmp_path: Path) -> None:
-    copy = copied(sealed, tmp_path)
+    copy = Path(shutil.copytree(sealed, tmp_path / "copy"))
     for name in (bundle.ONNX, "classes.json", "sample/response.json"):
         content = (copy / name).read_bytes()
         (copy / name).write_bytes(content[:-9] + b"x" + content[-8:])
@@ -369,7 +364,7 @@ def test_damaged_bundle_is_not_loaded(sealed: Path, tmp_path: Path) -> None:
 
 
 def test_model_with_a_wrong_sample_is_not_served(sealed: Path, tmp_path: Path) -> None:
-    copy = copied(sealed, tmp_path)
+    copy = Path(shutil.copytree(sealed, tmp_path / "copy"))
     described = json.loads((copy / "sample" / "response.json").read_text())
     for wrong in (described["outputs"][0]["data"][0] + 0.01, float("nan")):
         described["outputs"][0]["data"][0] = wrong
@@ -381,7 +376,7 @@ def test_model_with_a_wrong_sample_is_not_served(sealed: Path, tmp_path: Path) -
     (copy / "MANIFEST.sha256").unlink()
     (copy / "_SUCCESS").unlink()
     bundle.seal(copy)
-    assert ready(str(copy)).name == "squares"
+    assert ready(str(copy)).sealed.model_name == "squares"
 
 
 def test_invalid_bundle_or_port_is_one_line(sealed: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from kfp_ddp.k8s.pods import waiting_reason
 from kfp_ddp.models import bundle
 from tests import run_output
 from tests.commands import call, document, output, refused
+from tests.files import write
 
 TRAIN = f"work/{run_output.RUN_ID}/train"
 CAUSE = "error: rank 1: it broke; mend it"
@@ -59,11 +60,9 @@ def test_a_failed_run_has_a_step_a_cause_and_next_commands(tmp_path: Path) -> No
 
 def test_without_an_error_in_the_log_the_cause_is_that_of_the_ranks(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="train", error="Killed")
-    logs = run / TRAIN / "logs"
-    logs.mkdir()
     for name, at, error in (("failure-a", 20.0, "later"), ("failure-b", 10.0, "out of memory")):
         record = Failure(1, 3, error, retryable=False, time=at)
-        (logs / f"{name}.json").write_text(record.to_json())
+        write(run / TRAIN / "logs" / f"{name}.json", record.to_json())
     assert document("describe", run)["cause"] == "out of memory"
 
 
@@ -320,8 +319,7 @@ def test_a_run_without_a_bundle_is_downloaded(tmp_path: Path) -> None:
 def test_invalid_input_writes_nothing(tmp_path: Path, word: str, target: str, line: str) -> None:
     run_output.make(tmp_path / "run")
     run_output.make(tmp_path / "early", failed="preflight")
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "mine").write_text("mine")
+    write(tmp_path / "taken" / "mine", "mine")
     before = sorted(tmp_path.rglob("*"))
     assert line in refused("download", tmp_path / word, "-o", tmp_path / target)
     assert sorted(tmp_path.rglob("*")) == before

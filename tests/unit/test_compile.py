@@ -78,8 +78,7 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 
 def form_of(name: str) -> dict[str, Any]:
-    parameters: dict[str, Any] = documents(name)[0]["root"]["inputDefinitions"]["parameters"]
-    return parameters
+    return dict(documents(name)[0]["root"]["inputDefinitions"]["parameters"])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -109,9 +108,8 @@ def test_closed_choices_are_menus_of_the_form() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_that_may_use_a_bucket_mount_its_secret(name: str) -> None:
     executors = documents(name)[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    for executor in documents(name)[0]["deploymentSpec"]["executors"].keys() - {
-        "exec-dataset-volume"
-    }:
+    names = documents(name)[0]["deploymentSpec"]["executors"].keys()
+    for executor in names - {"exec-dataset-volume"}:
         (secret,) = executors[executor]["secretAsVolume"]
         assert secret["mountPath"] == SECRET, executor
 

@@ -9,6 +9,7 @@ import yaml
 from kfp_ddp import __version__
 from kfp_ddp.core.errors import KfpDdpError
 from tests.commands import call, output, refused
+from tests.files import write
 
 OWN = """
 from kfp import dsl
@@ -43,11 +44,8 @@ def birds():
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "words.py").write_text('HELLO = "hello"\n')
-    (folder / "mine.py").write_text(OWN)
-    return folder / "mine.py"
+    write(tmp_path / "project" / "words.py", 'HELLO = "hello"\n')
+    return write(tmp_path / "project" / "mine.py", OWN)
 
 
 def images(path: Path) -> dict[str, str]:
@@ -131,8 +129,7 @@ def test_invalid_file_fails_with_one_line_error(own: Path, text: str, message: s
 
 def test_missing_file_and_invalid_image_are_errors(own: Path, tmp_path: Path) -> None:
     assert call("compile", tmp_path / "gone.py").exit_code == 2
-    notes = tmp_path / "notes.txt"
-    notes.write_text("notes")
+    notes = write(tmp_path / "notes.txt", "notes")
     message = f"{notes} is not a Python file: give one that ends in .py"
     assert refused("compile", notes) == message
     image = "https://registry.example.com/trainer:1"

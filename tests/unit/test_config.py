@@ -47,6 +47,10 @@ def test_precedence_of_origins(files: dict[str, Path], monkeypatch: pytest.Monke
     values = {n: o.value for n, o in resolved({"host": "http://flag", "experiment": None}).items()}
     expected = {"host": "http://flag", "experiment": "variable", "namespace": "here", "ui": "home"}
     assert values.items() >= {**expected, "kfp_namespace": "kubeflow"}.items()
+    monkeypatch.setenv("KF_PIPELINES_ENDPOINT", "http://kfp")  # a variable of kfp itself
+    assert resolved()["host"].value == "http://variable"
+    monkeypatch.delenv("KFP_DDP_HOST")
+    assert resolved()["host"].value == "http://kfp"
 
 
 def test_a_user_without_a_home_has_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,13 +59,6 @@ def test_a_user_without_a_home_has_defaults(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)  # of a pod: no user has this number
     assert resolved()["registry"].value == FIELDS["registry"].default
     assert not cached("weights.pth").is_file()
-
-
-def test_the_variables_of_kfp_itself_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KF_PIPELINES_ENDPOINT", "http://kfp")
-    assert resolved()["host"].value == "http://kfp"
-    monkeypatch.setenv("KFP_DDP_HOST", "http://ours")
-    assert resolved()["host"].value == "http://ours"
 
 
 def test_show_names_the_origins(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,8 @@ def importable(name):
 
 def test_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFP_DDP_REVISION", "f" * 40 + "\n")
+    step = [{"image": TRAINER, "digest": NEW}]  # from the API server of a cluster
+    monkeypatch.setattr(provenance, "record_images", lambda: {"step": step})
     (tmp_path / "model.onnx").write_bytes(b"graph")
     (tmp_path / "classes.json").write_bytes(b"[]")
     bill = provenance.record(tmp_path, "squares", record(97))
@@ -45,6 +47,7 @@ def test_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for one in bill["components"]:
         by_type.setdefault(one["type"], []).append(one)
     assert by_type["data"] == [{"type": "data", "name": "dataset", "version": "d" * 64}]
+    assert by_type["container"] == [{"type": "container", "name": TRAINER, "version": NEW}]
     (file,) = by_type["file"]
     assert file["name"] == "model.onnx"
     assert file["hashes"] == [{"alg": "SHA-256", "content": sha256(tmp_path / "model.onnx")}]
@@ -54,17 +57,6 @@ def test_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(re.fullmatch(r"pkg:pypi/[a-z0-9-]+@\S+", one["purl"]) for one in by_type["library"])
     references = [one["bom-ref"] for one in bill["components"] if "bom-ref" in one]
     assert len(references) == len(set(references)), "CycloneDX requires unique ones"
-
-
-def test_image_is_named_by_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record is from the API server of a cluster."""
-    image = "ghcr.io/kfp-ddp/trainer:0.2.0"  # as in a pipeline
-    digest = "sha256:" + "a" * 64
-    monkeypatch.setattr(
-        provenance, "record_images", lambda: {"step": [{"image": image, "digest": digest}]}
-    )
-    bill = provenance.record(tmp_path, "squares", record(97))
-    assert {"type": "container", "name": image, "version": digest} in bill["components"]
 
 
 TRAINER = "registry.example/team/trainer:1.0"

@@ -14,6 +14,7 @@ from kfp_ddp.pipelines.document import parsed
 from kfp_ddp.pipelines.form import Form, form_of
 from kfp_ddp.training import model_file
 from tests.commands import output
+from tests.files import write
 
 ROOT = Path(__file__).parents[2]
 COMPILED = ROOT / "compiled" / "train_resnet.yaml"
@@ -60,9 +61,8 @@ def test_names_of_a_table_are_excluded(tmp_path: Path) -> None:
     arguments = form_of("train_resnet").read(None, [f"exclude=['@eaDir/**', '@{table}']"])
     named = ["/val/cat/1.jpg", r"/\*[2]\?.jpg", "/=1.jpg"]
     assert arguments == {"sync": {"exclude": ["@eaDir/**", *named]}}
-    (tmp_path / "source" / "val" / "cat").mkdir(parents=True)
     for name in ("val/cat/1.jpg", "val/cat/2.jpg"):
-        (tmp_path / "source" / name).write_text(name)
+        write(tmp_path / "source" / name, name)
     output("sync", tmp_path / "source", tmp_path / "copy", "--exclude", f"@{table}")
     assert [path.name for path in (tmp_path / "copy").glob("val/cat/*")] == ["2.jpg"]
     rows = "".join(f"{number}.jpg\n" for number in range(1001))
@@ -74,8 +74,7 @@ def test_names_of_a_table_are_excluded(tmp_path: Path) -> None:
 
 
 def test_script_and_table_are_settings_of_the_training(tmp_path: Path) -> None:
-    file = tmp_path / "train.py"
-    file.write_text("print('hi')\n")
+    file = write(tmp_path / "train.py", "print('hi')\n")
     given = form_of("train_resnet").read(None, [f"script={file}"])
     assert given == {"training": {"script": model_file.pack(file)}}
     given = form_of("train_resnet").read(None, ["labels=labels.csv"])
@@ -85,8 +84,8 @@ def test_script_and_table_are_settings_of_the_training(tmp_path: Path) -> None:
 
 
 def test_words_override_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "settings.yaml"
-    file.write_text("epochs: 30\ntraining: {seed: 1, cache_gb: 2}\nmin_accuracy: 0.9\n")
+    text = "epochs: 30\ntraining: {seed: 1, cache_gb: 2}\nmin_accuracy: 0.9\n"
+    file = write(tmp_path / "settings.yaml", text)
     assert form_of("train_resnet").read(file, ["seed=5", "epochs=2"]) == {
         "epochs": 2,
         "training": {"seed": 5, "cache_gb": 2.0},
@@ -99,8 +98,7 @@ def test_words_override_a_file(tmp_path: Path) -> None:
     [("epochs: [", "is not YAML"), ("- epochs", "has no settings; write lines such as epochs: 10")],
 )
 def test_invalid_file_fails_with_one_line_error(text: str, line: str, tmp_path: Path) -> None:
-    file = tmp_path / "settings.yaml"
-    file.write_text(text)
+    file = write(tmp_path / "settings.yaml", text)
     with pytest.raises(InputError, match=re.escape(line)):
         form_of("train_resnet").read(file, [])
 
@@ -110,8 +108,7 @@ ODD = ["2020-13-45", "0x_", "9" * 5000, "[" * 100_000, "{a: " * 1200, "!!int ''"
 
 @pytest.mark.parametrize("text", ODD, ids=range(len(ODD)))
 def test_value_that_yaml_cannot_build_is_one_line(text: str, tmp_path: Path) -> None:
-    file = tmp_path / "p.yaml"
-    file.write_text(f"epochs: {text}")
+    file = write(tmp_path / "p.yaml", f"epochs: {text}")
     for read in (lambda: form_of("train_resnet").read(file, []), lambda: document.read(file)):
         with pytest.raises(InputError, match=r"p\.yaml is not YAML: ") as caught:
             read()

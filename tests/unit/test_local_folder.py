@@ -73,8 +73,11 @@ def test_files_of_a_killed_run_are_removed(monkeypatch: pytest.MonkeyPatch, leve
 
 def test_model_in_the_named_folder_is_only_replaced_on_request(tmp_path: Path) -> None:
     folder = run_output.make(tmp_path / "mine")
+    with pytest.raises(InputError, match="no demo"):
+        demo.run(folder, 1, {})
     with pytest.raises(InputError, match="--replace"):
         begin(LocalRun("a", {}), folder, "")
+    assert list(folder.glob("work/*/train"))
     run = begin(LocalRun("a", {}), folder, "", replace=True)
     assert (run.folder, run.data) == (folder, folder / "data")
     assert not (folder / "work").exists()
@@ -96,12 +99,10 @@ def test_a_folder_without_our_record_is_not_touched(tmp_path: Path, files: dict[
     mine = {**files, "work/thesis.tex": "a", "artifacts/a.pdf": "b", "cache/c": "", "bundle/d": "d"}
     for name, text in mine.items():
         write(folder / name, text)
-    for start in (
-        lambda: begin(LocalRun("a", {}), folder, "", True),
-        lambda: demo.run(folder, 1, {}),
-    ):
-        with pytest.raises(InputError, match="--output"):
-            start()
+    with pytest.raises(InputError, match="--output"):
+        begin(LocalRun("a", {}), folder, "", True)
+    with pytest.raises(InputError, match="--output"):
+        demo.run(folder, 1, {})
     left = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.*")}
     assert left.items() >= {name: text for name, text in mine.items() if "." in name}.items()
 
@@ -111,13 +112,6 @@ def test_what_a_run_did_not_create_is_not_deleted_by_the_next(tmp_path: Path) ->
     (run.folder / "cache").mkdir()
     with pytest.raises(InputError, match="holds cache"):
         begin(LocalRun("b", {}), run.folder, "")
-
-
-def test_the_demo_replaces_no_run_of_the_user(tmp_path: Path) -> None:
-    folder = run_output.make(tmp_path / "mine")
-    with pytest.raises(InputError, match="no demo"):
-        demo.run(folder, 1, {})
-    assert list(folder.glob("work/*/train"))
 
 
 def test_running_command_is_refused_and_keeps_its_cache(tmp_path: Path) -> None:

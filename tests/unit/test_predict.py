@@ -47,10 +47,8 @@ def noise(width: int, height: int, channels: int) -> Image.Image:
 def test_pictures_are_read_as_in_evaluation(name: str, image: Image.Image, tmp_path: Path) -> None:
     image.save(tmp_path / name)
     for size, background in ((16, ""), (96, "#ffffff"), (128, "#102030")):
-        short, pixels = (
-            transforms.short_side(size),
-            image_files.read(str(tmp_path / name), Reading(background=background)),
-        )
+        short = transforms.short_side(size)
+        pixels = image_files.read(str(tmp_path / name), Reading(background=background))
         evaluated = transforms.evaluate(pixels, size).numpy().astype(int)
         own = square(tmp_path / name, short, size, background)
         assert np.abs(own - evaluated).max() <= 2

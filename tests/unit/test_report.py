@@ -259,13 +259,10 @@ def test_the_report_of_a_local_run_is_written_with_its_verdict(tmp_path: Path) -
 
 def test_the_newest_evaluation_is_chosen(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", correct=90)
-    run_output.task(run / "work" / run_output.RUN_ID / "again", ("evaluate",), 70, {})
-    old, new = (
-        run / "work" / run_output.RUN_ID / name / "evaluation" / "evaluation.json"
-        for name in ("train", "again")
-    )
-    os.utime(old, (1, 1))
-    assert command(run) == str(new.with_name("report.html"))
+    work = run / "work" / run_output.RUN_ID
+    run_output.task(work / "again", ("evaluate",), 70, {})
+    os.utime(work / "train" / "evaluation" / "evaluation.json", (1, 1))
+    assert command(run) == str(work / "again" / "evaluation" / "report.html")
 
 
 def test_a_missing_evaluation_or_folder_is_an_error(tmp_path: Path) -> None:
@@ -284,8 +281,7 @@ def test_an_evaluation_of_an_earlier_version_still_has_a_report(tmp_path: Path) 
     beside = tmp_path / "run" / "evaluation"
     record = json.loads((beside / "evaluation.json").read_text())
     later = ("intervals", "compared", "slices", "hardware", "world_size", "written")
-    (beside / "evaluation.json").write_text(
-        json.dumps({name: value for name, value in record.items() if name not in later})
-    )
+    older = {name: value for name, value in record.items() if name not in later}
+    (beside / "evaluation.json").write_text(json.dumps(older))
     command(tmp_path / "run")
     assert "90.00%" in (beside / "report.html").read_text()
