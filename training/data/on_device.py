@@ -10,7 +10,6 @@ from typing import NamedTuple, TypeVar
 import torch
 from PIL import Image
 from torch import Tensor
-from torchcodec.decoders import decode_jpeg  # type: ignore[attr-defined]
 
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import Reading, TrainConfig
@@ -61,10 +60,17 @@ def obstacle(config: TrainConfig, device: torch.device) -> str:
     file = io.BytesIO()
     Image.new("RGB", (16, 16)).save(file, "JPEG")
     try:
-        decode_jpeg([file.getvalue()], device=device)
-    except RuntimeError as error:
+        _decode([torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)], device)
+    except (ImportError, OSError, RuntimeError) as error:
         return f"torchcodec cannot ({one_line(error)})"
     return ""
+
+
+def _decode(files: list[Tensor], device: torch.device) -> list[Tensor]:
+    # Here, as its CUDA may be another one than torch's: only what needs it must fail.
+    from torchcodec.decoders import decode_jpeg  # type: ignore[attr-defined]
+
+    return list(decode_jpeg(files, device=device))
 
 
 def files_in(places: Iterable[Where], reading: Reading, size: int) -> list[File | None]:
@@ -121,7 +127,7 @@ def unpack(packed: Tensor, about: Rows, config: TrainConfig, device: torch.devic
     """
     rows = torch.split(packed, about.sizes)
     encoded = [row for row, turn in zip(rows, about.turns, strict=True) if turn]
-    decoded = iter(decode_jpeg(encoded, device=device))
+    decoded = iter(_decode(encoded, device))
     size = transforms.size_of_epoch(config, about.epoch)
     out = torch.empty(len(rows), size, size, 3, dtype=torch.uint8, device=device)
     out = out.permute(0, 3, 1, 2)
