@@ -194,7 +194,7 @@ class Measurement:
 
         peak = peak_of(torch.cuda.get_device_name()) if torch.cuda.is_available() else 0.0
         if not peak or not images_per_s:
-            print("mfu: left out, the peak of this GPU or our rate is not known")
+            print("mfu: unknown, as the peak of this GPU or our rate is")
             return {}
         of = TrainConfig.create(data="", output_dir="", model=self.name, image_size=self.size)
         return {"mfu": training_flops(of, 2) * images_per_s / (peak * 1e12)}
