@@ -42,7 +42,7 @@ e2e: $(INSTALLED) ## all tests on the cluster that KUBECONFIG names
 	$(VENV)/bin/pytest tests/e2e
 
 e2e-smoke: $(INSTALLED) ## those of them that every change must pass
-	$(VENV)/bin/pytest tests/e2e -m smoke --numprocesses 2 --dist loadfile --durations 10
+	$(VENV)/bin/pytest tests/e2e -m smoke --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10
 
 e2e-kind: ## these on a new cluster of kind (needs docker, kind, kubectl)
 	tests/e2e/kind/run.sh

@@ -11,6 +11,7 @@ from tests.e2e.harness.fixtures import begin, bucket_url, cluster, local_run, sc
 
 __all__ = ["begin", "bucket_url", "cluster", "local_run", "scene"]
 
+LONGEST = ("test_pipeline_jobs", "test_pipelines", "test_without_shared_claims")
 # The kubernetes client leaves pooled connections, and streams that were cut, to the collector.
 UNCLOSED = ("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -25,7 +26,11 @@ def _operator(request: pytest.FixtureRequest) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let no connection that the harness left open fail the test that runs at its collection."""
+    """Begin with the longest files, and let no connection that the harness left open fail a test.
+
+    A worker that begins a long file last works alone for minutes.
+    """
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
     for item in items:
         if "e2e" in item.path.parts:
             for rule in UNCLOSED:

@@ -50,7 +50,7 @@ except OSError as error:
 STEP = """
 import os
 from kfp_ddp.datasets.volume.engine import run
-class Report: path = "/tmp/report.md"
+class Report: path, metadata = "/tmp/report.md", dict()
 print(run(volume_report=Report(), options=dict(), **{request}).claim)
 """
 
