@@ -6,18 +6,16 @@ INSTALLED := $(VENV)/.installed
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# Modules are compiled when they are first imported; most of 26,000 never are, which saves minutes.
-INSTALL := $(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile
 $(INSTALLED): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 ifdef CPU
 	$(PYTHON) images/without_cuda.py requirements.lock > $(VENV)/requirements.lock
-	$(INSTALL) --no-deps --require-hashes --requirement $(VENV)/requirements.lock
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $(VENV)/requirements.lock
 	$(VENV)/bin/python images/without_cuda.py
 else
-	$(INSTALL) --no-deps --require-hashes --requirement requirements.lock
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement requirements.lock
 endif
-	$(INSTALL) --no-deps --no-build-isolation --editable .
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	# The checkout is also found relative to the environment: a pod may see both at another path.
 	echo ../../../.. > $$($(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/kfp_ddp_checkout.pth
 	touch $@
