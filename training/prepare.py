@@ -151,12 +151,12 @@ def precision_of(config: TrainConfig, world: World) -> str:
     """Return the precision of a run: the fastest that all its devices have."""
     if config.precision != "auto":
         return config.precision
-    fastest = {*world.gather(half_precision(world.device, config.strategy))}
-    precision = fastest.pop() if len(fastest) == 1 else "fp32"  # of bf16 and fp16, each lacks one
+    first, *others = {*world.gather(half_precision(world.device, config.strategy))}
+    precision = "fp32" if others else first  # of bf16 and fp16, each lacks one
     if world.device.type != "cpu":
         cuda = world.device.type == "cuda"
         name = torch.cuda.get_device_name(world.device) if cuda else "an Apple GPU"
-        world.print(f"precision={precision}, by {name}{' and others' * bool(fastest)}")
+        world.print(f"precision={precision}, by {name}{' and others' * bool(others)}")
     return precision
 
 

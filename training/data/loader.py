@@ -61,7 +61,7 @@ class Images(Dataset[Batch]):
             self.ahead.begin(keys.ahead)
         if not self.for_training:
             return _evaluated(index, config.image_size, keys, config.reading, cache)
-        images = channels_last(len(keys), transforms.size_of_epoch(config, keys[0][0]))
+        images = transforms.channels_last(len(keys), transforms.size_of_epoch(config, keys[0][0]))
         indices: list[int] = []
         skipped: list[int] = []
         files: list[on_device.File | None] = [None] * len(keys)
@@ -129,7 +129,7 @@ def _evaluated(
     index: Index, size: int, keys: Sequence[Key], reading: Reading, cache: Cache | None = None
 ) -> Batch:
     """Load images as for an evaluation; unreadable ones are left out, or an error."""
-    images = channels_last(len(keys), size)
+    images = transforms.channels_last(len(keys), size)
     positions: list[int] = []
     skipped: list[int] = []
     for _, position in keys:
@@ -145,11 +145,6 @@ def _evaluated(
         positions.append(position)
     targets = [index.targets[position] for position in positions]
     return Batch(images[: len(positions)], targets, positions, skipped, "")
-
-
-def channels_last(count: int, size: int) -> Tensor:
-    """Allocate uint8 images [count, 3, size, size], channels last in memory."""
-    return torch.empty(count, size, size, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
 
 
 def loader(

@@ -129,8 +129,7 @@ def unpack(packed: Tensor, about: Rows, config: TrainConfig, device: torch.devic
     encoded = [row for row, turn in zip(rows, about.turns, strict=True) if turn]
     decoded = iter(_decode(encoded, device))
     size = transforms.size_of_epoch(config, about.epoch)
-    out = torch.empty(len(rows), size, size, 3, dtype=torch.uint8, device=device)
-    out = out.permute(0, 3, 1, 2)
+    out = transforms.channels_last(len(rows), size, device)
     for image, row, turn, drawn in zip(out, rows, about.turns, about.drawn, strict=True):
         if not turn:
             image.copy_(row.view(size, size, 3).permute(2, 0, 1), non_blocking=True)

@@ -149,6 +149,12 @@ def _interpolate(images: Tensor, size: tuple[int, int], *, exact: bool) -> Tenso
     return values if exact else values.round().to(torch.uint8)
 
 
+def channels_last(count: int, size: int, device: torch.device | None = None) -> Tensor:
+    """Allocate uint8 images [count, 3, size, size], channels last in memory."""
+    images = torch.empty(count, size, size, 3, dtype=torch.uint8, device=device)
+    return images.permute(0, 3, 1, 2)
+
+
 class Crop(NamedTuple):
     """A part of an image, in pixels."""
 
