@@ -6,19 +6,43 @@ INSTALLED := $(VENV)/.installed
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(INSTALLED): requirements.lock pyproject.toml
-	$(PYTHON) -m venv $(VENV)
+LOCKED := --no-deps --require-hashes --requirement
+PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check
+UV := VIRTUAL_ENV=$(VENV) $(VENV)/bin/uv pip install --quiet
+# uv has wheels for few kinds of machines, and does not read the settings of pip.
+define INSTALL
+	$(UV) $(1) || { echo "uv cannot install here: pip does it, which takes minutes"; $(PIP) $(1); }
+endef
 ifdef CPU
-	$(PYTHON) images/without_cuda.py requirements.lock > $(VENV)/requirements.lock
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $(VENV)/requirements.lock
-	$(VENV)/bin/python images/without_cuda.py
+SIZE := 1.1 GB, without what only a GPU needs
 else
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement requirements.lock
+SIZE := 3.5 GB; CPU=1 leaves out what only an NVIDIA GPU needs, and loads 1.1 GB
 endif
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	# The checkout is also found relative to the environment: a pod may see both at another path.
-	echo ../../../.. > $$($(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/kfp_ddp_checkout.pth
-	touch $@
+
+$(INSTALLED): requirements.lock pyproject.toml images/uv/requirements.lock images/wheel/requirements.lock
+	@echo "installing into $(VENV) by the hashes of requirements.lock: $(SIZE)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --only-binary :all: $(LOCKED) images/uv/requirements.lock || echo "no wheel of uv for this machine"
+	@# One package has no wheel: pinned tools build it.
+	@$(call INSTALL, --only-binary :all: $(LOCKED) images/wheel/requirements.lock)
+ifdef CPU
+	@$(PYTHON) images/without_cuda.py requirements.lock > $(VENV)/requirements.lock
+	@$(call INSTALL, --no-build-isolation $(LOCKED) $(VENV)/requirements.lock)
+	@$(VENV)/bin/python images/without_cuda.py
+else
+	@$(call INSTALL, --no-build-isolation $(LOCKED) requirements.lock)
+endif
+	@$(call INSTALL, --no-deps --no-build-isolation --editable .)
+	@# The checkout is also found relative to the environment: a pod may see both at another path.
+	@echo ../../../.. > $$($(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/kfp_ddp_checkout.pth
+	@touch $@
+
+# Tests make errors of warnings, and a compiler warns of modules of others when it meets them.
+COMPILED := $(VENV)/.compiled
+$(COMPILED): $(INSTALLED)
+	@echo "compiling the installed modules"
+	@$(VENV)/bin/python -W ignore -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
+	@touch $@
 
 install: $(INSTALLED) ## the locked environment in .venv; CPU=1: without what only a GPU needs
 
@@ -27,29 +51,29 @@ demo: $(INSTALLED) ## the whole pipeline on this machine, no cluster
 
 PYTEST := KUBECONFIG= $(VENV)/bin/pytest tests/unit tests/integration --numprocesses 3 --dist worksteal
 
-test: $(INSTALLED) ## the tests without a cluster that take less than five seconds each
+test: $(COMPILED) ## the tests without a cluster that take less than five seconds each
 	$(PYTEST) -m "not slow"
 
-test-all: $(INSTALLED) ## all tests without a cluster
+test-all: $(COMPILED) ## all tests without a cluster
 	$(PYTEST) --durations 20
 
-coverage: $(INSTALLED) ## the same, and a floor for the lines that they run; half as long again
+coverage: $(COMPILED) ## the same, and a floor for the lines that they run; half as long again
 	$(PYTEST) --cov --cov-report=
 
-e2e: $(INSTALLED) ## all tests on the cluster that KUBECONFIG names
+e2e: $(COMPILED) ## all tests on the cluster that KUBECONFIG names
 	$(VENV)/bin/pytest tests/e2e
 
-e2e-smoke: $(INSTALLED) ## those of them that every change must pass
+e2e-smoke: $(COMPILED) ## those of them that every change must pass
 	$(VENV)/bin/pytest tests/e2e -m smoke --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10
 
 e2e-kind: ## these on a new cluster of kind (needs docker, kind, kubectl)
 	tests/e2e/kind/run.sh
 
 IMAGES := launcher server trainer-cpu trainer
-images-test: $(INSTALLED) ## build the images and look into them (needs buildah, mmdebstrap, 30 GB of disk)
+images-test: $(COMPILED) ## build the images and look into them (needs buildah, mmdebstrap, 30 GB of disk)
 	images/build.sh "$(IMAGES)" $(VENV)/bin/pytest tests/images
 
-soak: $(INSTALLED) ## hours of random faults; with KUBECONFIG set, those on a cluster too
+soak: $(COMPILED) ## hours of random faults; with KUBECONFIG set, those on a cluster too
 	$(VENV)/bin/pytest -m soak
 
 # A module, so that its sum is checked by Go; without shellcheck and pyflakes, which may be missing.
@@ -71,14 +95,15 @@ format: $(INSTALLED) ## mend lint and format
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-UV_LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
+UV_LOCK := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 STORES := --extra azure --extra huggingface --extra s3
-lock: ## the locks again, from pyproject.toml (needs uv)
+lock: $(INSTALLED) ## the locks again, from pyproject.toml
 	$(UV_LOCK) --all-extras --group dev pyproject.toml --output-file requirements.lock
 	$(UV_LOCK) --constraint requirements.lock --extra launch --extra registry --extra sign --extra sweep $(STORES) pyproject.toml --output-file images/launcher/requirements.lock
 	$(UV_LOCK) --constraint requirements.lock --extra train --extra monitor --extra mlflow --extra export --extra heif --extra parquet --extra timm $(STORES) pyproject.toml --output-file images/trainer/requirements.lock
 	$(UV_LOCK) --constraint requirements.lock --extra serve $(STORES) pyproject.toml --output-file images/server/requirements.lock
-	echo hatchling | $(UV_LOCK) --constraint requirements.lock - --output-file images/wheel/requirements.lock
+	printf '%s\n' hatchling setuptools | $(UV_LOCK) --constraint requirements.lock - --output-file images/wheel/requirements.lock
+	echo uv | $(UV_LOCK) - --output-file images/uv/requirements.lock
 
 release-dry-run: $(INSTALLED) ## all of a release that needs no network, in dist/release
 	release/dry_run.sh
