@@ -43,7 +43,6 @@ SECTIONS = {
     "Pipelines and cluster": {
         "compile": "Compile pipelines to YAML, or check that the files are up to date.",
         "install": "Create PVCs, permissions and our source in a namespace.",
-        "netcheck": "Measure the network between the pods of a job, and name slow links.",
         "gc": "Delete copies of datasets and published bundles that nobody uses.",
         "doctor": "Check that a cluster and namespace have what the components need.",
         "config": "Show the settings of this program, and the origin of each.",
@@ -68,7 +67,7 @@ MODULES = {
     **dict.fromkeys(("promote", "rollback", "sign", "verify", "gc"), "models"),
     **dict.fromkeys(("compile", "upload"), "pipelines"),
     **dict.fromkeys(("install", "doctor"), "cluster"),
-    **dict.fromkeys(("manifest", "netcheck"), "jobs"),
+    "manifest": "jobs",
     **dict.fromkeys(("init", "settings"), "config"),
     "demo": "run",
     "predict": "serve",

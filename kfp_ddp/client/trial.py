@@ -31,7 +31,7 @@ def words_of(run: Requirements, seed: int) -> tuple[str, ...]:
     words += [f"{name}={getattr(run, name)}" for name in ("backend", "nodes", "gpus_per_node")]
     words += [f"work_claim={run.work_claim}", f"bucket_secret={run.bucket_secret}"]
     words += [f"claim={run.data_claim}", f"publish={run.publish}", "dataset=kfp-ddp-doctor"]
-    words += [f"gpu_resource={run.gpu_resource}", "min_network_gbit_s=0.001"]
+    words += [f"gpu_resource={run.gpu_resource}"]
     words += [f"scheduler={run.scheduler}"] if run.scheduler else []
     return f"{source}?seed={seed}", *words
 

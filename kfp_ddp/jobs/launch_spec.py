@@ -100,9 +100,6 @@ class Supervision(Settings):
     """Minutes without progress of any rank. Then the job is retried from its newest checkpoint; a
     node that alone is at fault is avoided. Start, evaluation and save may take four times as long.
     0: no limit."""
-    min_network_gbit_s: float = Field(0.0, ge=0)
-    """Minimum rate between each two nodes, measured before the training. If it is lower, or a node
-    is slow, the step fails. 0: not measured."""
     prices: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """Price of a GPU-hour by instance type, or by label=value of a node, such as
     {"p5.48xlarge": 12.5, "pool=spot": 4.1}, for the costs in reports; of several kinds of nodes

@@ -65,7 +65,6 @@ def test_a_command_imports_only_its_own(imported: str, unwanted: tuple[str, ...]
     ("name", "spelt"),
     [
         ("compile", {"--output", "-o", "--directory"}),
-        ("netcheck", {"--backend", "--kind"}),
         ("run", {"--gpus", "--gpus-per-node"}),
         ("status", {"--follow", "--watch"}),
     ],

@@ -143,7 +143,7 @@ def advice(spent: TimeSpent, config: TrainConfig, environment: Environment) -> l
         min(spent.by_rank("communication")),
         NETWORK,
         "waited for the network: a larger batch_size, or a faster network "
-        "(kfp-ddp netcheck measures it)",
+        "(all_reduce_perf of nccl-tests measures it)",
     )
     if spent.total > LONG:
         intervals = ("checkpoint_steps", "checkpoint_epochs", "checkpoint_minutes")

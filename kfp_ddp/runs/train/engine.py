@@ -15,7 +15,6 @@ from kfp_ddp.core.text import unexpanded
 from kfp_ddp.datasets.access import using
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec, Supervision, check_backend
 from kfp_ddp.jobs.local import local_gpus, run_ranks
-from kfp_ddp.jobs.netcheck import require
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.source import on_workers
 from kfp_ddp.jobs.task import check_bucket_training, claim_of, with_folders, with_task_config
@@ -154,9 +153,6 @@ def _train_on_cluster(
         processes = spec.processes()
         shared = size_of_pod(config, processes, spec.node_range()[0] * processes)
         spec = spec.model_copy(update={"shm_size": shared})
-    least, begun_before = supervision.min_network_gbit_s, RunFolder(run_dir).metrics.exists()
-    if least and spec.pods() > 1 and not begun_before:
-        require(least, fields, ids, api)
     stall = supervision.stall_minutes
     finished = launch(spec, *ids, api, run_dir, progress=True, stall_minutes=stall)
     ran = record_images(finished.pods, spec.job_kind.containers)

@@ -1,1 +1,0 @@
-"""The network between the nodes of a job: its measurement and its meaning for a training."""
