@@ -32,7 +32,7 @@ from kfp_ddp.training.model import own_model
 from kfp_ddp.training.model.networks import logits
 from kfp_ddp.training.report.meter import before_exchange
 from kfp_ddp.training.report.run_report import Report
-from kfp_ddp.training.report.traces import Traces
+from kfp_ddp.training.report.traces import trace
 from kfp_ddp.training.state.learner import Learner, learning_rate
 from kfp_ddp.training.state.saving import Saving
 from kfp_ddp.training.watch import Progress
@@ -218,14 +218,13 @@ class Trainer:
         startup = time.perf_counter() - self.progress.began
         self.report.begin(self.step, self.saving.exhausted, self.loss.class_weights, startup)
         meter, batches = self.report.meter, self.batches()
-        with no_garbage_collection(), Traces(self.config, self.world) as traces:
-            self.progress.look = traces.look
+        with no_garbage_collection(), trace(self.config, self.world) as traced:
             self.saving.restart_clock()
             meter.begin(self.step, self.progress.began)
             while self.step < self.last_step and not self.saving.exhausted:
                 if self.advance(batches):
                     return self._finish("preempted")
-                traces.step(self.step)
+                traced()
         return self._finish("done")
 
     def advance(self, batches: Iterator[DeviceBatch]) -> bool:

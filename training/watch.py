@@ -84,8 +84,6 @@ class Progress:
     INTERVAL_SECONDS: ClassVar[float] = 10.0
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self.look: Callable[[], None] = lambda: None
-        """Called periodically, from the thread."""
         self.began = time.perf_counter()
         self.step = 0
         self.phase: Stage = "start"
@@ -112,8 +110,6 @@ class Progress:
                     file.write(json.dumps(self._now()).encode())
             if done:
                 return
-            with contextlib.suppress(OSError):
-                self.look()
             self._done.wait(self.INTERVAL_SECONDS)
 
     def _now(self) -> dict[str, object]:

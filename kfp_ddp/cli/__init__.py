@@ -15,7 +15,6 @@ SECTIONS = {
         "run": "Train on a folder or bucket of images, or run any pipeline, here or on KFP.",
         "settings": "List the settings of a run, with defaults and meaning.",
         "predict": "Classify pictures with the model of a bundle.",
-        "trace": "Trace the next steps of one rank of a running training.",
         "serve": "Serve the model of a bundle over HTTP and gRPC.",
         "report": "Write the report of a run: verdict, metrics, curves, mistakes.",
         "demo": "Run the full pipeline locally: bucket, sync, DDP, evaluation, export.",
@@ -63,7 +62,7 @@ SYNONYMS = {"train": "run"}
 COMMANDS = {name: text for section in SECTIONS.values() for name, text in section.items()}
 MODULES = {
     **dict.fromkeys(("status", "logs", "describe", "cancel", "retry"), "runs"),
-    **dict.fromkeys(("compare", "download", "tensorboard", "report", "trace"), "results"),
+    **dict.fromkeys(("compare", "download", "tensorboard", "report"), "results"),
     **dict.fromkeys(("promote", "rollback", "sign", "verify", "gc"), "models"),
     **dict.fromkeys(("compile", "upload"), "pipelines"),
     **dict.fromkeys(("install", "doctor"), "cluster"),

@@ -157,14 +157,8 @@ MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
 @model_options(LaunchSpec, "nodes", "gpu_resource", "scheduler")
 @model_options(DatasetSettings, "publish")
 @field_options(Requirements, "service_account", "gpus_per_node", "data_claim", "service")
-@click.option(
-    "--train",
-    is_flag=True,
-    help="If nothing is missing, train on computed images for about a minute, and print images "
-    "per second, and figures of network and storage.",
-)
 @AS_JSON
-def doctor(connection: Connection, train: bool, as_json: bool, **fields: Any) -> None:
+def doctor(connection: Connection, as_json: bool, **fields: Any) -> None:
     """Check the requirements of a run with these settings, with a remedy for each problem.
 
     Operators, permissions, PVCs, storage, credentials, quotas, PodSecurity, GPUs, queues and KFP.
@@ -182,10 +176,9 @@ def doctor(connection: Connection, train: bool, as_json: bool, **fields: Any) ->
     requirements = Requirements(**fields)
     findings = examine(requirements, version)
     worst = any(finding.state == "bad" for finding in findings)
-    measured = _trained(connection, requirements, as_json) if train and not worst else []
     if as_json:
         objects = [finding._asdict() for finding in findings]
-        echo_json({"ok": not worst, "findings": objects, "figures": measured})
+        echo_json({"ok": not worst, "findings": objects})
     else:
         width = max(len(finding.what) for finding in findings)
         for finding in findings:
@@ -194,20 +187,4 @@ def doctor(connection: Connection, train: bool, as_json: bool, **fields: Any) ->
             echo(f" {finding.what:{width}}  {finding.message}")
             if finding.remedy:
                 echo(f"  {'':{width}}  → {finding.remedy}")
-        for name, value in measured:
-            echo(f"  {name:{width}}  {value}")
-    if train and worst:
-        lacking = ", ".join(finding.what for finding in findings if finding.state == "bad")
-        echo(f"nothing was trained: first correct {lacking}", err=True)
     sys.exit(1 if worst else 0)
-
-
-def _trained(
-    connection: Connection, requirements: Requirements, silent: bool
-) -> list[tuple[str, str]]:
-    from kfp_ddp.client.api import Client
-    from kfp_ddp.client.trial import figures, train
-
-    own = {"destination": "", "service_account": requirements.service_account}
-    with Client(connection=connection, **own) as client:
-        return list(figures(client.finder, train(client, requirements, silent)))

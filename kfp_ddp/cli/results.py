@@ -1,4 +1,4 @@
-"""`kfp-ddp compare`, `download`, `tensorboard`, `report` and `trace`: what runs wrote."""
+"""`kfp-ddp compare`, `download`, `tensorboard` and `report`: what runs wrote."""
 
 import re
 import tempfile
@@ -9,7 +9,6 @@ import click
 
 from kfp_ddp.cli.options import FILE, FOLDER, echo, echo_json, require, served, with_client
 from kfp_ddp.core.errors import InputError, writing
-from kfp_ddp.core.run_folder import MOST_TRACED_STEPS
 from kfp_ddp.core.text import printable
 
 if TYPE_CHECKING:
@@ -208,32 +207,3 @@ def _newest_evaluation(folder: Path, split: str) -> Path:
             "download, or the folder of a run whose evaluate step has ended"
         )
     return newest.parent
-
-
-@click.command("trace")
-@click.argument("run", metavar="FOLDER|ADDRESS")
-@click.option("--rank", type=click.IntRange(0), default=0, help="The rank to trace.")
-@click.option(
-    "--steps", type=click.IntRange(1, MOST_TRACED_STEPS), default=5, help="Number of steps."
-)
-@click.option(
-    *("--output", "-o"),
-    type=FOLDER,
-    default=Path(),
-    help="Folder for the trace of a run in a bucket.",
-)
-@click.option("--minutes", default=5.0, help="Timeout.")
-def trace(run: str, rank: int, steps: int, output: Path, minutes: float) -> None:
-    """Trace the next steps of one rank of a running training, and print the path of the file.
-
-    FOLDER is the training's, with its metrics.jsonl, or the output of `run --local`; ADDRESS is
-    its URI in a bucket. A run on a PVC is traced from a pod that mounts it:
-    kubectl exec POD -- kfp-ddp trace /work/RUN_ID/train --rank 3. The rank polls for requests
-    every 10 seconds; the others wait for it while it traces. Open the file in
-    https://ui.perfetto.dev or chrome://tracing.
-
-    kfp-ddp trace run-output/latest --rank 1 --steps 5
-    """
-    from kfp_ddp.client.trace import trace
-
-    echo(trace(run, rank, steps, output, minutes, lambda line: echo(line, err=True)))

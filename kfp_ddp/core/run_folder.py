@@ -1,14 +1,10 @@
-"""A run's folder on the work PVC: paths, names and the request for a trace."""
+"""A run's folder on the work PVC: paths and names."""
 
-import json
-import os
 import re
 from pathlib import Path
-from typing import NamedTuple, Self
 
 from kfp_ddp.core.errors import InputError, writing
-from kfp_ddp.core.files import read_below, sha256_of_json
-from kfp_ddp.core.text import from_json
+from kfp_ddp.core.files import sha256_of_json
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -25,9 +21,6 @@ LABELS_TO_CHECK = "labels_to_check.csv"
 """Beside an evaluation: images whose label is doubtful."""
 EXPORTED = "exported.json"
 """In a run's folder: the exported version, and whether it is the champion."""
-MOST_TRACED_STEPS = 1000
-_TRACE_REQUEST_BYTES = 4096
-_TRACE_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class RunFolder:
@@ -42,8 +35,6 @@ class RunFolder:
     PROCESS = "process.json"
     RANKS = "ranks"
     BUNDLE = "bundle"
-    TRACE_REQUEST = "launcher.trace.json"
-    TRACES = "traces"
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -70,7 +61,6 @@ class RunFolder:
         """Leases of the folder's users; see `kfp_ddp.storage.leases`."""
         self.initial_weights = self.path / "launcher.initial-weights"
         """Folder of initial weights that were downloaded."""
-        self.traces = self.path / self.TRACES
 
     def log_positions(self, job: str) -> Path:
         """Return the file with the log positions of a job's pods."""
@@ -84,43 +74,6 @@ class RunFolder:
     def evaluation_name(split: str) -> str:
         """Return the folder's name: `evaluation` for the split `val`, else with the split's."""
         return "evaluation" if split == "val" else f"evaluation-{split}"
-
-
-class TraceRequest(NamedTuple):
-    """A request to trace steps of a running training: a file in the run's folder."""
-
-    rank: int
-    steps: int
-    id: str
-
-    @classmethod
-    def new(cls, rank: int, steps: int) -> Self:
-        """Return a request with a random id."""
-        return cls(rank, steps, os.urandom(8).hex())
-
-    @classmethod
-    def read(cls, folder: RunFolder) -> Self | None:
-        """Return the newest request of a run; None if it is missing or invalid."""
-        try:
-            fields = from_json(read_below(folder.path, folder.TRACE_REQUEST, _TRACE_REQUEST_BYTES))
-            request = cls(int(fields["rank"]), int(fields["steps"]), str(fields["id"]))
-        except (OSError, ValueError, TypeError, KeyError, OverflowError):
-            return None
-        valid = 0 < request.steps <= MOST_TRACED_STEPS and _TRACE_ID.fullmatch(request.id)
-        return request if valid else None
-
-    def to_json(self) -> bytes:
-        """Return the content of the request's file."""
-        return json.dumps(self._asdict()).encode()
-
-    def trace_name(self, first: int) -> str:
-        """Return the file name, below `traces`, of a trace that starts at step `first`."""
-        return f"rank-{self.rank}-steps-{first}-{first + self.steps - 1}-{self.id}.json.gz"
-
-    def matches(self, name: str) -> bool:
-        """Return whether a file of this name, in any folder, is the requested trace."""
-        file = Path(name).name
-        return file.endswith(f"-{self.id}.json.gz") and not file.startswith(".")
 
 
 def task_title(task_name: str, task_id: str) -> str:

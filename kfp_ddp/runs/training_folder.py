@@ -45,7 +45,7 @@ class TrainingFolder(RemoteFolder):
         self._moving = threading.Lock()
         self.every(every / 10, self._upload_checkpoints)
         self.every(every, self._upload_files)
-        self.every(every, lambda: self.download((RunFolder.HEARTBEAT, RunFolder.TRACE_REQUEST)))
+        self.every(every, lambda: self.download((RunFolder.HEARTBEAT,)))
 
     def __enter__(self) -> Self:
         with writing(self.path, MORE_STORAGE):
@@ -167,7 +167,7 @@ class FollowedFolder(RemoteFolder):
 
     def is_ours(self, name: str) -> bool:
         """Return whether the step writes the file."""
-        return name.startswith("launcher.") and name != RunFolder.TRACE_REQUEST
+        return name.startswith("launcher.")
 
     def refresh(self) -> None:
         """Download metrics that grew, files of the ranks and new manifests; raises KfpDdpError."""

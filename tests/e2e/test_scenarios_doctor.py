@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.checks.finding import Requirements
-from kfp_ddp.client import submission, trial
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api, serves
 from tests.e2e.harness import grounds, queues
@@ -18,7 +16,6 @@ from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.programs import kfp_ddp, kubectl
 from tests.e2e.harness.rights import DEPLOY, RUNNER
 from tests.e2e.harness.scene import DATA, WORK, Scene, namespace
-from tests.e2e.harness.training import WORKERS
 
 pytestmark = pytest.mark.smoke
 ON_CPUS = ("--gpus-per-node", "0")
@@ -148,18 +145,6 @@ def _make(ground: Grounds, body: dict[str, Any]) -> None:
     if not body["spec"].get("storageClassName"):
         read, name = ground.core.read_namespaced_persistent_volume_claim, body["metadata"]["name"]
         grounds.until(lambda: read(name, ground.namespace).status.phase == "Bound", name, 60)
-
-
-def test_trial_of_computed_images_measures_the_cluster(scene: Scene) -> None:
-    source, *words = trial.words_of(Requirements(nodes=2, gpus_per_node=0), 7)
-    pipeline = submission.built_in("train_resnet")
-    assert pipeline is not None
-    fields = submission.arguments(pipeline, submission.Inputs(words), {"source": source})
-    job = {**fields.pop("job", {}), **WORKERS, "nproc_per_node": 1}
-    run = scene.run(**fields, job=job).play()
-    assert run.succeeded, run.explain()
-    for step, word in trial.LOGGED.items():
-        assert word in run.steps[step].log
 
 
 def _of(examined: tuple[int, list[dict[str, Any]]], what: str) -> tuple[str, str, str]:

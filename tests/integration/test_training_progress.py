@@ -1,10 +1,8 @@
 """Progress, traces and memory of ranks, and which of them the others wait for."""
 
-import gzip
 import io
 import json
 import platform
-import signal
 import socket
 import subprocess
 import sys
@@ -15,13 +13,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from kfp_ddp.client import trace as tracing
-from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.core.run_folder import RunFolder, TraceRequest
 from kfp_ddp.training.watch import Progress, remove_stale
-from tests.commands import output
 from tests.files import write
-from tests.training_ranks import Ranks, config, dataset, output_of
+from tests.training_ranks import config, dataset, output_of
 from tests.waiting import until
 
 FAULTS = """
@@ -126,76 +120,6 @@ def test_straggler_is_reported(tmp_path: Path) -> None:
     assert [told(folder, rank)["phase"] for rank in (0, 1)] == ["save", "save"]
 
 
-def ask(place: Path | str, rank: int = 0, minutes: float = 1.0) -> Path:
-    return tracing.trace(str(place), rank, 3, Path("unused"), minutes, lambda line: None)
-
-
-@pytest.mark.slow
-def test_running_rank_traces_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "_POLL_SECONDS", 0.05)
-    run = config(dataset(tmp_path / "data"), tmp_path / "run", epochs=5000, warmup_epochs=0)
-    ranks = Ranks(run, 2, env={"PROGRESS_SECONDS": "0.05"})
-    ranks.wait_for("epoch 1/5000")
-    with pytest.raises(InputError, match=r"has no rank 2: its ranks are 0 to 1"):
-        ask(tmp_path / "run", rank=2)
-    file = Path(output("trace", run.output_dir, "--rank=1", "--steps=3", "--minutes=1").strip())
-    assert file.parent == tmp_path / "run" / "traces"
-    assert file.name.startswith("rank-1-steps-")
-    events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
-    names = [event.get("name", "") for event in events]
-    assert len({name for name in names if name.startswith("ProfilerStep#")}) == 3
-    assert any("convolution_backward" in name for name in names)
-    again = ask(tmp_path / "run", rank=0)
-    assert again.name.startswith("rank-0-steps-")
-    ranks.kill(0, signal.SIGTERM)
-    assert ranks.wait() == [143, 143], ranks.output()
-    assert ranks.output().count(" traces the steps ") == 2, "each request once"
-    assert f"rank 1 wrote {file}" in ranks.output()
-
-
-def test_a_trace_needs_a_running_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"contains no training: name the folder with its metrics"):
-        ask(tmp_path)
-    run = tmp_path / "out" / "work" / "17" / "train"
-    write(run / "metrics.jsonl", '{"event": "start"}\n')
-    with pytest.raises(InputError, match=r"no rank of .*/train has started"):
-        ask(tmp_path / "out")
-    write(run / "ranks" / "0.json", "{}")
-    with (run / "metrics.jsonl").open("r+b") as metrics:  # of months
-        metrics.seek(65 << 20)
-        metrics.write(b'\n{"event": "end"}\n')
-    with pytest.raises(InputError, match=r"has ended: there is nothing to trace"):
-        ask(tmp_path / "out")
-    (run / "metrics.jsonl").write_text('{"event": "start"}\n')
-    with pytest.raises(JobError, match=r"rank 0 of .*/train wrote no trace within 0 minutes"):
-        ask(tmp_path / "out", minutes=0)
-    left = TraceRequest.read(RunFolder(run))
-    assert left is not None
-    assert (left.rank, left.steps) == (0, 3)
-    monkeypatch.setattr(tracing, "_POLL_SECONDS", 0.0)
-    monkeypatch.setattr(TraceRequest, "matches", lambda self, name: name.endswith("-x.json.gz"))
-    write(run / "traces" / "rank-0-x.json.gz", b"trace")
-    brought = tracing.trace(f"file://{run}", 0, 3, tmp_path / "here", 1.0, lambda line: None)
-    assert brought.read_bytes() == b"trace"
-    assert brought.is_relative_to(tmp_path / "here")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[1]",
-        '{"rank": 0, "steps": 0, "id": "0123456789abcdef"}',
-        '{"rank": 0, "steps": 5, "id": "../../../../../x"}',
-        '{"rank": 0, "steps": 1e999, "id": "0123456789abcdef"}',
-    ],
-)
-def test_invalid_trace_request_is_ignored(tmp_path: Path, text: str) -> None:
-    folder = RunFolder(tmp_path)
-    assert TraceRequest.read(folder) is None
-    (folder.path / folder.TRACE_REQUEST).write_text(text)
-    assert TraceRequest.read(folder) is None
-
-
 def result_of(script: str, argument: str) -> int:
     command = [sys.executable, "-c", script, argument]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -216,3 +140,13 @@ def test_memory_does_not_depend_on_the_size_in_a_header(tmp_path: Path) -> None:
     (tmp_path / "bomb.png").write_bytes(content.getvalue())
     unit = 1 if sys.platform == "darwin" else 1024
     assert result_of(DECODE, str(tmp_path / "bomb.png")) * unit < 50e6
+
+
+def test_rank_0_traces_the_steps_that_profile_steps_asks_for(tmp_path: Path) -> None:
+    run = config(dataset(tmp_path / "data", train=48), tmp_path / "run", epochs=2, profile_steps=2)
+    output_of(run, 2)
+    (file,) = (tmp_path / "run" / "profile").iterdir()
+    events = json.loads(file.read_text())["traceEvents"]
+    names = [event.get("name", "") for event in events]
+    assert len({name for name in names if name.startswith("ProfilerStep#")}) == 2
+    assert any("convolution_backward" in name for name in names)

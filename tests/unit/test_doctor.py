@@ -16,14 +16,11 @@ from kfp_ddp.checks.claims import DEFAULT, claims
 from kfp_ddp.checks.finding import CheckContext, Finding, Requirements
 from kfp_ddp.checks.nodes import gpus, room
 from kfp_ddp.checks.operators import kserve, operators
-from kfp_ddp.client import submission
-from kfp_ddp.client.trial import words_of
 from kfp_ddp.jobs.check_job import GANGS
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api, ApiError, Object, explanation
 from kfp_ddp.k8s.resource import PODS, STORAGE_CLASSES, Resource
 from kfp_ddp.models.serving.rollout import OURS
-from kfp_ddp.storage.kinds import open_source
 from tests.cluster import FakeApi
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -267,14 +264,3 @@ def test_gpus_are_counted_by_name_and_node(minimum: int, resource: str, nodes: i
         state = "bad"
     assert finding.state == ("ok" if minimum == 0 else state)
     assert bool(finding.remedy) == (finding.state != "ok")
-
-
-@pytest.mark.parametrize("gpus", [-1, 0, 2])
-def test_trial_has_valid_settings(gpus: int) -> None:
-    pipeline = submission.built_in("train_resnet")
-    assert pipeline is not None
-    source, *words = words_of(Requirements(gpus_per_node=gpus, nodes=2), 7)
-    arguments = submission.arguments(pipeline, submission.Inputs(words), {"source": source})
-    open_source(arguments["source"])
-    assert (arguments["gpus_per_node"], arguments["nodes"]) == (gpus, 2)
-    assert arguments["training"]["image_size"] == (224 if gpus else 64)

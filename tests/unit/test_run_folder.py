@@ -26,7 +26,7 @@ def test_names_of_files_do_not_change() -> None:
     assert {path.name for path in vars(folder).values()} | constants == {
         *("r", "config.json", "metrics.jsonl", "dataset.jsonl", "checkpoints", "begun-by", "logs"),
         *("tensorboard", "profile", "launcher.heartbeat", "process.json", "ranks", ".leases"),
-        *("launcher.initial-weights", "bundle", "launcher.trace.json", "traces"),
+        *("launcher.initial-weights", "bundle"),
     }
     assert folder.evaluation("val") == Path("/w/r/evaluation")
     assert folder.evaluation("test") == Path("/w/r/evaluation-test")

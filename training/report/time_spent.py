@@ -176,11 +176,10 @@ def _slow_rank(spent: TimeSpent, environment: Environment) -> str:
     pace = spent.pace
     waits = percent(spent.share(spent.wait_for_slowest))
     data = pace.phase == "data"
-    trace = f"kfp-ddp trace --rank {pace.slowest}"
     where = "its loaders and disk" if data else "its node (temperature, another tenant)"
     return (
         f"rank {pace.slowest} on {environment.ranks[pace.slowest]} {pace.slow}, and they wait "
-        f"for it {waits} of the time: check {where}, or trace it ({trace})"
+        f"for it {waits} of the time: check {where}"
     )
 
 
