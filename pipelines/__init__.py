@@ -5,7 +5,6 @@ MODULES = {
     "train_resnet_bucket": "variants",
     "train_resnet_claimless": "variants",
     "retrain": "variants",
-    "finetune": "variants",
     "evaluate_checkpoint": "parts",
     "batch_predict": "parts",
     "sync_dataset": "parts",

@@ -71,25 +71,6 @@ train_resnet_claimless = variant(
 )
 
 
-def _wire_finetune(form: dict[str, Any], claims: Claims) -> None:
-    """Train from existing weights: torchvision's, a champion, a checkpoint or a file.
-
-    With weights, auto is the recipe finetune for these images and GPUs.
-    """
-    train_resnet.wire({**form, "recipe": "auto"}, claims)
-
-
-finetune = variant(
-    "finetune",
-    "Fine-tune a network on your images",
-    "Like train-resnet, from existing weights, by the recipe finetune: for hundreds to some ten "
-    "thousand images.",
-    wire=_wire_finetune,
-    without=("recipe",),
-    defaults={"pretrained": "true"},
-)
-
-
 def _wire_script(form: dict[str, Any], claims: Claims) -> None:
     """Sync a bucket, run a script of yours on all ranks, evaluate, gate and export its weights.
 

@@ -105,7 +105,7 @@ def test_second_nightly_run_trains_nothing(place: Place) -> None:
 
 
 def test_champion_is_fine_tuned_and_replaced(place: Place) -> None:
-    """As the pipeline finetune does: recipe auto, with weights."""
+    """With the recipe auto and weights."""
     before = place.champion
     fine: dict[str, Any] = {"recipe": "auto", "pretrained": str(place.models), "epochs": 1}
     fine["training"] = {**TRAINING, "batch_size": 16, "freeze_epochs": 0}

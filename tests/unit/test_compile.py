@@ -91,10 +91,9 @@ def test_forms_are_short_and_described(name: str) -> None:
     more |= {"own_script": "script", "batch_predict": "bundle table"}
     required = {key for key, parameter in form.items() if not parameter.get("isOptional")}
     assert required == {"source", *more.get(name, "").split()}
-    own = {"gate", "destination"} if name == "retrain" else {"pretrained"}
-    if name in ("retrain", "finetune"):
+    if name == "retrain":
         ours = form_of("train_resnet")
-        shared = form.keys() & ours.keys() - own
+        shared = form.keys() & ours.keys() - {"gate", "destination"}
         assert {key: form[key] for key in shared} == {key: ours[key] for key in shared}
 
 
