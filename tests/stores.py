@@ -22,7 +22,6 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kfp-dd
 VERSITY = "v1.8.0"
 AZURITE = "3.37.0"
 REGISTRY = "v3.1.2"
-WANDB = "0.31.0"
 SCHEDULER_PLUGINS = "sigs.k8s.io/scheduler-plugins@v0.31.8"
 SECONDS = 900
 
@@ -157,13 +156,6 @@ def mlflow(folder: Path, password: str) -> Iterator[str]:
     ready = re.compile(r"running on (http://\S+)")
     with running(command, folder / "log", ready, **settings) as url:
         yield url
-
-
-def wandb() -> Path:
-    """The folder of the packages of Weights & Biases, some of which are others of ours."""
-    folder = CACHE / f"wandb-{WANDB}"
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
-    return installed(folder / "wandb", sys.executable, [*command, f"wandb=={WANDB}"]).parent
 
 
 @contextlib.contextmanager

@@ -287,9 +287,6 @@ class TrainConfig(Settings):
     or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, in the bucket's secret."""
     mlflow_experiment: str = Field("kfp-ddp", min_length=1)
     """MLflow experiment of the run; created if it does not exist."""
-    wandb_project: str = ""
-    """Weights & Biases project that also gets settings and metrics; '' for none. The image needs
-    the package wandb, and the bucket's secret needs WANDB_API_KEY."""
     profile_steps: int = Field(0, ge=0)
     """Profile this many steps of rank 0, to profile/ in the output folder; 0: none."""
     peak_tflops: float = Field(0.0, ge=0)

@@ -11,8 +11,6 @@ LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """Pattern of a label's value in Kubernetes."""
 MLFLOW = "mlflow.json"
 """In a training's folder: the run of MLflow that a resume and later steps write to."""
-WANDB = "wandb.json"
-"""In a training's folder: the last step that was logged to Weights & Biases."""
 VERDICT = "verdict.json"
 """Beside an evaluation: the gate's decision."""
 REPORT = "report.html"

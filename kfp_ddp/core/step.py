@@ -20,7 +20,7 @@ SECRET = "/var/run/secrets/kfp-ddp"  # noqa: S105
 """Folder where pipelines mount the bucket's secret, a file for each key."""
 CREDENTIALS = {"key.json": "GOOGLE_APPLICATION_CREDENTIALS", "netrc": "NETRC"}
 """Environment variable that names a file of the secret."""
-VARIABLE = re.compile(r"(AWS|AZURE|HF|MLFLOW|WANDB)_[A-Z0-9_]+")
+VARIABLE = re.compile(r"(AWS|AZURE|HF|MLFLOW)_[A-Z0-9_]+")
 """Keys of the secret that are environment variables themselves."""
 
 KEY_NAME = r"^$|^[A-Za-z0-9_][A-Za-z0-9._-]{0,252}$"

@@ -1,11 +1,9 @@
 """Real servers without a cluster: alerts and dashboard in Prometheus, a training in MLflow."""
 
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ import yaml
 from kfp_ddp.core.run_folder import MLFLOW
 from kfp_ddp.training.report.trackers import MlflowRun
 from tests.serving import free_port
-from tests.stores import mlflow, prometheus, prometheus_program, wandb
+from tests.stores import mlflow, prometheus, prometheus_program
 from tests.training_ranks import Ranks, config, dataset, events, output_of
 from tests.waiting import until
 
@@ -168,55 +166,3 @@ def test_mlflow_server_gets_each_event_of_a_stopped_run_once(
     assert tracked.data.params["batch_size"] == "8"
     assert tracked.data.tags["kfp_ddp.world_size"] == "2"
     assert int(tracked.data.tags["kfp_ddp.resumed_from_step"]) > 2
-
-
-# Prints the records of a file of Weights & Biases, which is a log of LevelDB.
-READ = """
-import json, sys
-from wandb.proto.wandb_internal_pb2 import Record
-data, at, record = open(sys.argv[1], "rb").read(), 7, b""
-while at < len(data):
-    left = 32768 - at % 32768
-    if left < 7:
-        at += left
-        continue
-    start, kind = at + 7, data[at + 6]  # after a checksum and a length
-    at = start + int.from_bytes(data[at + 4 : at + 6], "little")
-    record += data[start:at]
-    if kind in (2, 3):  # the first or a middle part
-        continue
-    record, read = b"", Record.FromString(record)
-    if read.history.item:
-        print(json.dumps({i.nested_key[-1]: json.loads(i.value_json) for i in read.history.item}))
-    elif read.WhichOneof("record_type") in ("run", "exit"):
-        print(json.dumps([read.run.run_id, read.run.display_name, read.exit.exit_code]))
-"""
-
-
-@pytest.mark.slow
-def test_wandb_gets_each_event_of_a_stopped_run_once(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.path.append({str(wandb())!r})")
-    env = os.environ | {"PYTHONPATH": str(tmp_path), "WANDB_MODE": "offline"}
-    options = {"run_id": "1f0c/train", "wandb_project": "flowers", "log_steps": 1, "epochs": 20}
-    run = config(dataset(tmp_path / "data"), tmp_path / "run", **options)
-    command = [sys.executable, "-m", "kfp_ddp.training", *run.to_argv()]
-    with subprocess.Popen(command, env=env) as stopped:
-        metrics = tmp_path / "run" / "metrics.jsonl"
-        until(lambda: metrics.exists() and len(events(metrics.parent, "step")) > 2, str)
-        stopped.terminate()
-    subprocess.run(command, env=env, check=True)
-    files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
-    read = [subprocess.check_output([sys.executable, "-c", READ, file], env=env) for file in files]
-    lines = [[json.loads(line) for line in output.splitlines()] for output in read]
-    ((first, ended), (second, done)) = (
-        [line for line in part if isinstance(line, list)] for part in lines
-    )
-    assert (first, first[1]) == (second, "1f0c/train")
-    assert (ended[2], done[2]) == (1, 0)
-    history = [line for part in lines for line in part if isinstance(line, dict)]
-    for event, field in (("step", "loss"), ("eval", "accuracy")):
-        logged = [
-            (one["_step"], one[f"{event}/{field}"]) for one in history if f"{event}/{field}" in one
-        ]
-        written = [(one["step"], one[field]) for one in events(metrics.parent, event)]
-        assert logged == written

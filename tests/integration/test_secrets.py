@@ -19,7 +19,6 @@ SECRETS = {
     "HF_TOKEN": "hf_hiddentoken",
     "MLFLOW_TRACKING_PASSWORD": "hidden-mlflow-password",
     "MLFLOW_TRACKING_TOKEN": "hidden-mlflow-token",
-    "WANDB_API_KEY": "hidden" * 6 + "wand",
     "HOOK": "http://127.0.0.1:9/hidden-hook",
 }
 LOUD = "import logging; logging.basicConfig(level=logging.DEBUG)"

@@ -186,8 +186,8 @@ def test_wait_for_a_hanging_server_is_limited(
 
 
 def test_missing_package_is_named() -> None:
-    with pytest.raises(InputError, match="wandb_project needs the package no_such_package"):
-        trackers.require("no_such_package", "wandb_project")
+    with pytest.raises(InputError, match="mlflow_uri needs the package no_such_package"):
+        trackers.require("no_such_package", "mlflow_uri")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Where metrics go beside metrics.jsonl: trackers, TensorBoard, Prometheus, a TrainJob's status."""
 
-import hashlib
 import importlib.util
 import json
 import math
@@ -16,7 +15,7 @@ from kfp_ddp import __version__
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.http import post
-from kfp_ddp.core.run_folder import MLFLOW, WANDB, RunFolder
+from kfp_ddp.core.run_folder import MLFLOW, RunFolder
 from kfp_ddp.core.settings import mapping_in, mapping_of
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import TrainConfig
@@ -212,8 +211,10 @@ class MlflowRun:
 def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
     """Add results of a later step to the MLflow run of a training; a failure is only a warning."""
     folder = RunFolder(run_dir)
+    settings = mapping_of(folder.config)
+    known = TrainConfig.model_fields.keys() & settings.keys()  # an older run has retired ones
     try:
-        config = TrainConfig.create(**mapping_of(folder.config))
+        config = TrainConfig.create(**{name: settings[name] for name in known})
     except InputError:
         return
     if not config.mlflow_uri:
@@ -241,33 +242,6 @@ def _figures(fields: Mapping[str, Any]) -> dict[str, float]:
     return {k: v for k, v in _numbers(fields).items() if math.isfinite(v) and k != "step"}
 
 
-class WandbRun:
-    """The Weights & Biases run of a training; its id is a digest of the run's name."""
-
-    def __init__(self, config: TrainConfig) -> None:
-        import wandb
-
-        name = config.run_id or config.output_dir
-        self._run = wandb.init(
-            project=config.wandb_project,
-            id=hashlib.sha256(name.encode()).hexdigest()[:16],
-            name=name,
-            resume="allow",
-            dir=config.output_dir,
-            config=config.model_dump(exclude={"model_code", "mlflow_uri"}),
-        )
-
-    def log(self, events: Sequence[Event]) -> None:
-        """Log the numbers of events, and how the run ended."""
-        for event in events:
-            if event.name in ("step", "eval"):
-                figures = _figures(event.fields).items()
-                numbers = {f"{event.name}/{name}": value for name, value in figures}
-                self._run.log(numbers, step=event.fields["step"])
-            elif event.name == "end":
-                self._run.finish(exit_code=int(event.fields["status"] != "done"))
-
-
 def sinks(config: TrainConfig) -> list[Sink]:
     """Create the sinks of `config` and the environment, on rank 0; raise InputError."""
     folder = RunFolder(config.output_dir)
@@ -282,9 +256,6 @@ def sinks(config: TrainConfig) -> list[Sink]:
     if config.mlflow_uri:
         require("mlflow", "mlflow_uri")
         chosen.append(tracker("MLflow", MLFLOW, lambda: MlflowRun(config)))
-    if config.wandb_project:
-        require("wandb", "wandb_project")
-        chosen.append(tracker("Weights & Biases", WANDB, lambda: WandbRun(config)))
     if config.prometheus_port:
         require("prometheus_client", "prometheus_port")
         chosen.append(_prometheus(config.prometheus_port))
