@@ -23,7 +23,6 @@ from tests.e2e.harness.rights import DEPLOY
 from tests.e2e.harness.scene import DATA, WORK, Scene, namespace
 from tests.e2e.harness.trainings import Begin
 
-pytestmark = pytest.mark.smoke
 FOLDERS = sorted(path.parent for path in DEPLOY.rglob("kustomization.yaml"))
 BUILT = {
     folder / name
@@ -201,6 +200,7 @@ def _run(
     return grounds.wait_for_end(ground, name, 60)
 
 
+@pytest.mark.smoke
 def test_dry_run_creates_and_a_repeat_changes_nothing(cluster: client.ApiClient) -> None:
     with namespace(cluster, ours=False) as ground:
         code, rehearsed = _install(ground, "--dry-run")
@@ -268,6 +268,7 @@ def test_restricted_namespace_gets_a_job_and_limits(cluster: client.ApiClient) -
     assert created == {"kfp-ddp-fsgroup", "kfp-ddp"}
 
 
+@pytest.mark.smoke
 def test_installed_objects_are_those_of_deploy(cluster: client.ApiClient) -> None:
     import yaml
 

@@ -15,7 +15,6 @@ from tests.e2e.harness.rights import DEPLOY, act_as
 from tests.e2e.harness.scene import namespace
 from tests.pages import fences
 
-pytestmark = pytest.mark.smoke
 # Verb, group, resource and subresource, and who may.
 RIGHTS = {
     ("list", "", "pods", ""): "look run promote",
@@ -37,6 +36,7 @@ RIGHTS = {
 }
 
 
+@pytest.mark.smoke
 def test_people_may_what_their_role_is_for(cluster: client.ApiClient) -> None:
     with namespace(cluster, ours=False) as ground:
         built = kubectl("kustomize", str(DEPLOY / "multi-team"))

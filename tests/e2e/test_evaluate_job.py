@@ -105,9 +105,7 @@ def results(work: Folder, run: str) -> tuple[str, dict[str, Any]]:
     return bytes(predictions).decode(), fields
 
 
-@pytest.mark.parametrize(
-    "backend", [pytest.param("pytorchjob", marks=pytest.mark.smoke), "trainjob"]
-)
+@pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
 def test_pods_have_the_results_of_one(grounds: Grounds, work: Folder, backend: str) -> None:
     step = EvaluateStep(grounds, backend)
     step.start()

@@ -26,7 +26,6 @@ FOREVER = RANK + 'print("rank", rank, "runs", flush=True)\ntime.sleep(600)\n'
 @pytest.mark.parametrize(
     "grace", [None, pytest.param(0, marks=pytest.mark.soak)], ids=["drained", "lost"]
 )
-@pytest.mark.smoke
 def test_training_loses_a_worker(grounds: Grounds, work: Folder, grace: int | None) -> None:
     config = TrainConfig(
         data="/data",

@@ -86,6 +86,7 @@ def launching(grounds: Grounds, kind: str, **fields: Any) -> LaunchStep:
     return LaunchStep(grounds, spec, work_claim="work").start(MINUTES)
 
 
+@pytest.mark.smoke
 @rays
 def test_a_killed_step_adopts_its_rayjob_and_names_the_cause(grounds: Grounds, kind: str) -> None:
     step = launching(grounds, kind, nodes=2, args=[WORDS])
@@ -105,7 +106,6 @@ def test_a_killed_step_adopts_its_rayjob_and_names_the_cause(grounds: Grounds, k
 
 
 @rays
-@pytest.mark.smoke
 def test_a_cancelled_run_deletes_its_rayjob(grounds: Grounds, kind: str) -> None:
     step = launching(grounds, kind)
     step.saw("[head-0]", MINUTES)

@@ -164,7 +164,6 @@ def test_forbidden_pods_end_the_job(cluster: client.ApiClient, events: bool) -> 
         assert step.jobs() == []
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(("kind", "title"), [("pytorchjob", "worker-1"), ("trainjob", "node-1")])
 def test_first_failed_rank_is_named(space: Grounds, kind: str, title: str) -> None:
     spec = {"kind": kind, "nodes": 2, "nproc_per_node": 1, "script": SECOND_FAILS, "retries": 0}

@@ -31,8 +31,10 @@ from tests.e2e.harness.rights import act_as
 from tests.e2e.harness.scene import namespace
 from tests.launch_specs import specifications, templates
 
-pytestmark = pytest.mark.smoke
 ALL = list(KINDS)
+# Without the RayJob, which has one command for all pods. Pipelines run the kinds of torch.
+OTHERS = [pytest.param(kind, marks=pytest.mark.smoke) for kind in ("mpijob", "tfjob")]
+RUNNING = [*sorted(KINDS.keys() - {"rayjob", "mpijob", "tfjob"}), *OTHERS]
 SCRIPT = {"image": "ghcr.io/you/trainer:1.0", "script": "print(1)", "nodes": 2}
 WARNING = "3 nvidia.com/gpu a node are requested and no node has more than 0; the job waits"
 # Streams of logs, three watches (job, pods, events), the launch itself and its last request.
@@ -196,7 +198,7 @@ def worker_reports(
     return [json.loads(line.partition("SAID ")[2]) for line in lines if "SAID " in line]
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"rayjob"}))  # one command for all pods
+@pytest.mark.parametrize("kind", RUNNING)
 def test_a_job_with_defaults_runs_under_a_quota_without_a_token(
     deployed: Grounds, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:

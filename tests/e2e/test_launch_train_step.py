@@ -143,7 +143,6 @@ for each in node.children(recursive=True):
 """
 
 
-@pytest.mark.smoke
 def test_stalled_rank_is_named_and_its_node_avoided(grounds: Grounds, work: Folder) -> None:
     """It lives, its pod runs, and its peers wait for it in a collective."""
     step = TrainStep(
@@ -252,7 +251,6 @@ def _filler(grounds: Grounds, claim_name: str) -> Iterator[str]:
     grounds.core.delete_namespaced_pod("filler", grounds.namespace, grace_period_seconds=0)
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
 def test_a_worker_cannot_write_to_its_dataset(grounds: Grounds, backend: str) -> None:
     """The kernel says so, of files that the worker's user owns; the work claim it can write."""

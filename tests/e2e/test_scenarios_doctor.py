@@ -20,7 +20,6 @@ from tests.e2e.harness.rights import DEPLOY, RUNNER
 from tests.e2e.harness.scene import DATA, WORK, Scene, namespace
 from tests.e2e.harness.training import WORKERS
 
-pytestmark = pytest.mark.smoke
 ON_CPUS = ("--gpus-per-node", "0")
 NAMESPACE = "namespace: kubeflow\n"
 SOURCE: dict[str, Any] = {"source": "gs://nowhere", "recipe": "none"}

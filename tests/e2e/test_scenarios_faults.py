@@ -13,8 +13,6 @@ from tests.e2e.harness.scene import DATA, WORK, Scene, make_scene
 from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
 from tests.e2e.harness.trainings import compiled, train_only
 
-pytestmark = pytest.mark.smoke
-
 UNBOUND = "unbound"
 # What is asked of the job, and what the last line of the step's log says of it.
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {

@@ -60,9 +60,7 @@ def over(run: Run) -> bool:
     return run.steps["train"].succeeded is not None
 
 
-@pytest.mark.parametrize(
-    "backend", [pytest.param("pytorchjob", marks=pytest.mark.smoke), "trainjob"]
-)
+@pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
 def test_the_job_of_a_lost_step_is_deleted(scene: Scene, begin: Begin, backend: str) -> None:
     """Its pod is lost more often than Argo retries it."""
     sleep = {"kind": backend, **python("import time; print('here'); time.sleep(900)")}
