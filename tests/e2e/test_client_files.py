@@ -15,8 +15,8 @@ from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import step_pod
 from tests.e2e.harness.grounds import IMAGE, Grounds, claim, until
+from tests.e2e.harness.namespace import WORK, namespace
 from tests.e2e.harness.rights import act_as
-from tests.e2e.harness.scene import WORK, namespace
 
 RUN = "0f9e7c1a-1111-4222-8333-444455556666"
 SIZE = 5 << 20

@@ -11,8 +11,8 @@ from kfp_ddp.client.connection import open_client
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, ServerError
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.programs import kfp_ddp
-from tests.e2e.harness.scene import namespace
 
 CHECKOUT = Path(__file__).parents[2]
 

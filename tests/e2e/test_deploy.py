@@ -17,10 +17,11 @@ from kfp_ddp.install import Installation, apply, manifests
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import grounds, step_pod, workflow
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until, with_retries
+from tests.e2e.harness.namespace import DATA, WORK, namespace
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.programs import kfp_ddp, kubectl
 from tests.e2e.harness.rights import DEPLOY
-from tests.e2e.harness.scene import DATA, WORK, Scene, namespace
+from tests.e2e.harness.scene import Scene
 from tests.e2e.harness.trainings import Begin
 
 FOLDERS = sorted(path.parent for path in DEPLOY.rglob("kustomization.yaml"))

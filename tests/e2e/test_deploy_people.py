@@ -10,9 +10,9 @@ from kubernetes import client
 from kfp_ddp.checks.doctor import OURS
 from kfp_ddp.install import Installation, manifests
 from kfp_ddp.k8s.api import Api, review
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.programs import kubectl
 from tests.e2e.harness.rights import DEPLOY, act_as
-from tests.e2e.harness.scene import namespace
 from tests.pages import fences
 
 # Verb, group, resource and subresource, and who may.

@@ -29,8 +29,8 @@ from tests.e2e.harness import kserve, rights, workflow
 from tests.e2e.harness.deploy_step import NAME, DeployStep, publish, publish_again, serve_models
 from tests.e2e.harness.grounds import IMAGE, until
 from tests.e2e.harness.kserve import KNATIVE, STANDARD, Kserve
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.running import forget
-from tests.e2e.harness.scene import namespace
 
 SEEDS = itertools.count(1)
 BOTH = pytest.mark.parametrize("controller", [KNATIVE, STANDARD], indirect=True)

@@ -12,7 +12,7 @@ from kubernetes import client
 from tests.e2e.harness import step_pod, workflow
 from tests.e2e.harness.grounds import Folder, Grounds, claim
 from tests.e2e.harness.launch_step import TRAINER, Step
-from tests.e2e.harness.scene import namespace
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.test_launch_train_step import JOB, work  # noqa: F401
 
 MODEL = "/work/model/checkpoints/step-00000001"

@@ -13,7 +13,7 @@ from tests.e2e.harness import workflow
 from tests.e2e.harness.bucket import serving_index
 from tests.e2e.harness.grounds import Grounds, claim, until
 from tests.e2e.harness.launch_step import LaunchStep
-from tests.e2e.harness.scene import namespace
+from tests.e2e.harness.namespace import namespace
 
 rays = pytest.mark.parametrize("kind", ["rayjob"])
 MINUTES = 600.0

@@ -11,7 +11,7 @@ from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import workflow
 from tests.e2e.harness.grounds import Grounds, claim, until
 from tests.e2e.harness.launch_step import LaunchStep, python
-from tests.e2e.harness.scene import namespace
+from tests.e2e.harness.namespace import namespace
 
 COUNT = """
 import os, time

@@ -17,9 +17,9 @@ from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import queues, rights
 from tests.e2e.harness.grounds import Folder, Grounds, until
 from tests.e2e.harness.launch_step import LaunchStep, Step, python
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.programs import kfp_ddp
 from tests.e2e.harness.queues import Queue
-from tests.e2e.harness.scene import namespace
 from tests.e2e.test_launch_train_step import TrainStep, grounds, work  # noqa: F401
 
 EPOCHS = 100

@@ -22,13 +22,12 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.resource import PODS
-from tests.e2e.harness import scene
 from tests.e2e.harness.admission import provide_kubectl, skip_without_mpi
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds
 from tests.e2e.harness.leftovers import leftovers
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.programs import kfp_ddp, kubectl
 from tests.e2e.harness.rights import act_as
-from tests.e2e.harness.scene import namespace
 from tests.launch_specs import specifications, templates
 
 ALL = list(KINDS)
@@ -149,7 +148,7 @@ def refused(api: Api, fields: dict[str, Any]) -> str:
 
 @pytest.fixture
 def simulated(cluster: client.ApiClient) -> Iterator[Api]:
-    with scene.namespace(cluster, ours=False) as space:
+    with namespace(cluster, ours=False) as space:
         result = Api(cluster, space.namespace)
         if why := kubelets.find_obstacle(result):
             pytest.skip(why)

@@ -16,8 +16,8 @@ from tests.e2e.harness import step_pod, workflow
 from tests.e2e.harness.admission import gate_pods
 from tests.e2e.harness.grounds import Folder, Grounds, claim, until
 from tests.e2e.harness.launch_step import Step
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.running import run_in
-from tests.e2e.harness.scene import namespace
 
 DATA = """
 from pathlib import Path
@@ -180,6 +180,7 @@ def test_first_worker_lost_before_the_rendezvous_is_retried(grounds: Grounds) ->
     assert "worker-0: its pod was removed while it ran; retrying, 1 of 1" in step.log()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elastic", ["", "2:2"])
 def test_ranks_wait_for_a_worker_260_seconds_late(grounds: Grounds, elastic: str) -> None:
     """A cold node takes as long to pull an image; the operator's own wait ends after 200."""

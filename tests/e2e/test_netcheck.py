@@ -12,8 +12,8 @@ from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.netcheck import require
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import IMAGE, Grounds
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.programs import kfp_ddp
-from tests.e2e.harness.scene import namespace
 
 SMALL = {"cpu": "2", "cpu_request": "50m", "memory": "2Gi", "run_as_user": 1000}
 MBIT = 40

@@ -16,10 +16,11 @@ from kfp_ddp.pipelines.compiled import built_in, write
 from tests.e2e.harness import bucket, workflow
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
 from tests.e2e.harness.leftovers import claims, leftovers
+from tests.e2e.harness.namespace import DATA, WORK
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.programs import kubectl
 from tests.e2e.harness.rights import DEPLOY
-from tests.e2e.harness.scene import COMPILED, DATA, WORK, Scene, make_scene
+from tests.e2e.harness.scene import COMPILED, Scene, make_scene
 from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
 from tests.e2e.harness.trainings import compiled, sync_only
 

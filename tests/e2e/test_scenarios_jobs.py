@@ -15,9 +15,10 @@ from kfp_ddp.components.publish.component import publish
 from kfp_ddp.jobs.kinds import KINDS
 from tests.e2e.harness.grounds import IMAGE, until
 from tests.e2e.harness.launch_step import LaunchStep, python
+from tests.e2e.harness.namespace import WORK
 from tests.e2e.harness.play import LOST_PODS, Run
 from tests.e2e.harness.running import evict
-from tests.e2e.harness.scene import WORK, Scene, make_scene
+from tests.e2e.harness.scene import Scene, make_scene
 from tests.e2e.harness.trainings import Begin, attempts, log, starts, workers
 
 EXPORTS = "models/squares"

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../../.."
 cluster=kfp-ddp-e2e
 version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' kfp_ddp/__init__.py)
 images=("ghcr.io/kfp-ddp/launcher:$version" "ghcr.io/kfp-ddp/trainer:$version")
-[ $# -gt 0 ] || set -- tests/e2e -m smoke -k "not small and not faults" --numprocesses 2 --dist loadfile --durations 10
+[ $# -gt 0 ] || set -- tests/e2e -m smoke --numprocesses 2 --dist loadfile --durations 10
 node=kindest/node:v1.36.1@sha256:3489c7674813ba5d8b1a9977baea8a6e553784dab7b84759d1014dbd78f7ebd5
 snapshots=https://github.com/kubernetes-csi/external-snapshotter
 folder=$(mktemp -d)
