@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests of tests/e2e on a new cluster of kind: run.sh [ARGUMENTS OF PYTEST]
-# It needs docker, kind, kubectl and the network. The smoke tests are the default, without those of a
-# volume of an exact size, which kind has not, and of KServe's controller.
+# It needs docker, kind, kubectl and the network. The smoke tests are the default; those
+# of KServe and KubeRay skip.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 cluster=kfp-ddp-e2e
