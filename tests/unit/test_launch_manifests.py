@@ -178,7 +178,7 @@ def test_an_unsupported_setting_is_refused(kind: str) -> None:
 
 def test_a_queued_trainjob_has_only_fields_that_kueue_keeps() -> None:
     """Kueue up to 0.19 writes a TrainJob back by the types of Trainer 2.2."""
-    queued = {"scheduler": "kueue", "queue": "team"}
+    queued: dict[str, Any] = {"scheduler": "kueue", "queue": "team"}
     grace = "terminationGracePeriodSeconds"
     assert grace in templates(made("trainjob"))["Node"]["spec"]
     assert grace not in templates(made("trainjob", **queued))["Node"]["spec"]

@@ -198,8 +198,10 @@ def test_a_deadline_counts_from_when_the_queue_let_the_job_go() -> None:
     assert started(job({**resumed, "status": "True"})) == started(job())
 
 
-SCHEDULED = {"volumes": [{"name": "key", "secret": {"secretName": "a", "optional": True}}]}
-SCHEDULED |= {"tolerations": [{"key": "gpu", "operator": "Exists", "effect": ""}]}
+SCHEDULED: dict[str, Any] = {
+    "volumes": [{"name": "key", "secret": {"secretName": "a", "optional": True}}],
+    "tolerations": [{"key": "gpu", "operator": "Exists", "effect": ""}],
+}
 
 
 @pytest.mark.parametrize(
