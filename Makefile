@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-all coverage e2e e2e-smoke e2e-kind images-test soak check reference format lock release-dry-run clean
+.PHONY: help install demo test test-all coverage e2e e2e-smoke e2e-changed e2e-kind images-test soak check reference format lock release-dry-run clean
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -65,6 +65,12 @@ e2e: $(COMPILED) ## all tests on the cluster that KUBECONFIG names
 
 e2e-smoke: $(COMPILED) ## those of them that every change must pass
 	$(VENV)/bin/pytest tests/e2e -m smoke --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10
+
+# No test there and nothing left of one by -m (5) are no failures.
+e2e-changed: $(INSTALLED) ## those that the changes of the last day reach, begun within MINUTES (8)
+	files=$$($(VENV)/bin/python -m tests.changed) && echo "reached: $${files:-none}" && { [ -z "$$files" ] || \
+	KFP_DDP_TEST_MINUTES=$(or $(MINUTES),8) $(VENV)/bin/pytest $$files -m "not smoke and not slow" \
+	--numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10 || [ $$? = 5 ]; }
 
 e2e-kind: ## these on a new cluster of kind (needs docker, kind, kubectl)
 	tests/e2e/kind/run.sh

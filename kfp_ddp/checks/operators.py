@@ -55,7 +55,7 @@ def _old(api: Api, kind: Kind) -> str:
     schema: Object = next((schemas[key] for key in schemas if key.endswith(f".{kind.title}")), {})
     part: Object = schema.get("properties", {}).get("spec", {})
     for field in kind.newest_field:
-        part = part.get("properties", {}).get(field, {})
+        part = part.get("items", part).get("properties", {}).get(field, {})
     missing = ".".join(("spec", *kind.newest_field))
     return "" if part or not schema else f"is older: its jobs have no {missing}"
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from typing import Any
 
 from kfp_ddp.k8s.api import Object
 
@@ -51,6 +52,24 @@ def all_container_statuses(pod: Object) -> list[Object]:
 def select(item: Object, names: Iterable[str]) -> Object:
     """Return the fields of these names that an object has."""
     return {name: item[name] for name in names if name in item}
+
+
+def missing_field(sent: Any, kept: Any, path: str) -> str:
+    """Return the path of the first field of `sent` that `kept` lacks, below `path`; '' for none.
+
+    A field that is empty does not count: programs in Go leave it out.
+    """
+    if not sent:
+        return ""
+    if not kept:
+        return path
+    if isinstance(sent, list):
+        sent = dict(enumerate(sent))
+        kept = dict(enumerate(kept))
+    if not isinstance(sent, dict):
+        return ""
+    below = (missing_field(sent[name], kept.get(name), f"{path}.{name}") for name in sent)
+    return next(filter(None, below), "")
 
 
 def allocatable(nodes: Sequence[Object]) -> dict[str, list[int]]:

@@ -15,10 +15,8 @@ from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import step_pod
 from tests.e2e.harness.grounds import IMAGE, Grounds, claim, until
+from tests.e2e.harness.namespace import WORK, namespace
 from tests.e2e.harness.rights import act_as
-from tests.e2e.harness.scene import WORK, namespace
-
-pytestmark = pytest.mark.smoke
 
 RUN = "0f9e7c1a-1111-4222-8333-444455556666"
 SIZE = 5 << 20
@@ -49,6 +47,7 @@ def readers(grounds: Grounds) -> list[str]:
     return [item.metadata.name for item in pods.items]
 
 
+@pytest.mark.smoke
 def test_download_is_complete_and_its_pod_is_deleted(grounds: Grounds, tmp_path: Path) -> None:
     with open_claim(Api.connect(grounds.namespace), WORK, IMAGE) as read:
         files = read(RUN)

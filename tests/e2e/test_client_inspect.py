@@ -23,8 +23,9 @@ from kfp_ddp.models import bundle
 from tests.conftest import CHECKOUT
 from tests.e2e.harness import step_pod
 from tests.e2e.harness.grounds import IMAGE, Grounds, claim, until, wait_for_end
+from tests.e2e.harness.namespace import WORK, namespace
 from tests.e2e.harness.play import Run
-from tests.e2e.harness.scene import WORK, Scene, namespace
+from tests.e2e.harness.scene import Scene
 from tests.kfp_server.server import KfpServer, serving
 
 FAILED, RUN = "run_get_failed", "8fa2b9a1-6d87-4473-ad43-69c2efa3bcc0"

@@ -11,10 +11,8 @@ from kfp_ddp.client.connection import open_client
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, ServerError
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.programs import kfp_ddp
-from tests.e2e.harness.scene import namespace
-
-pytestmark = pytest.mark.smoke
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -74,6 +72,7 @@ def test_many_requests_go_through_one_forward(grounds: Grounds) -> None:
             assert kfp.get_pipeline(pipeline.pipeline_id).display_name == "train-resnet"
 
 
+@pytest.mark.smoke
 def test_a_command_ends_its_forward(grounds: Grounds, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["upload", "train_resnet", "--json", "--kfp-namespace", grounds.namespace]
     words += ["--registry", "registry.example.com/ml"]

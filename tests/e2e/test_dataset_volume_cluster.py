@@ -18,8 +18,6 @@ from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import until, wait_for_end
 from tests.e2e.harness.volumes import SIZE, Ground, ground, request
 
-pytestmark = pytest.mark.smoke
-
 __all__ = ["ground"]
 
 SYNC = """

@@ -25,7 +25,6 @@ from tests.e2e.harness.programs import kubectl
 from tests.e2e.harness.volumes import Ground, ground, request
 from tests.e2e.harness.workflow import define_kind
 
-pytestmark = pytest.mark.smoke
 __all__ = ["ground"]
 STORAGE = Path(__file__).parents[2] / "deploy" / "storage"
 COMPONENT = """

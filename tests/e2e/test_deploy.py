@@ -17,13 +17,13 @@ from kfp_ddp.install import Installation, apply, manifests
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import grounds, step_pod, workflow
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until, with_retries
+from tests.e2e.harness.namespace import DATA, WORK, namespace
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.programs import kfp_ddp, kubectl
 from tests.e2e.harness.rights import DEPLOY
-from tests.e2e.harness.scene import DATA, WORK, Scene, namespace
+from tests.e2e.harness.scene import Scene
 from tests.e2e.harness.trainings import Begin
 
-pytestmark = pytest.mark.smoke
 FOLDERS = sorted(path.parent for path in DEPLOY.rglob("kustomization.yaml"))
 BUILT = {
     folder / name
@@ -201,6 +201,7 @@ def _run(
     return grounds.wait_for_end(ground, name, 60)
 
 
+@pytest.mark.smoke
 def test_dry_run_creates_and_a_repeat_changes_nothing(cluster: client.ApiClient) -> None:
     with namespace(cluster, ours=False) as ground:
         code, rehearsed = _install(ground, "--dry-run")
@@ -268,6 +269,7 @@ def test_restricted_namespace_gets_a_job_and_limits(cluster: client.ApiClient) -
     assert created == {"kfp-ddp-fsgroup", "kfp-ddp"}
 
 
+@pytest.mark.smoke
 def test_installed_objects_are_those_of_deploy(cluster: client.ApiClient) -> None:
     import yaml
 

@@ -10,12 +10,11 @@ from kubernetes import client
 from kfp_ddp.checks.doctor import OURS
 from kfp_ddp.install import Installation, manifests
 from kfp_ddp.k8s.api import Api, review
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.programs import kubectl
 from tests.e2e.harness.rights import DEPLOY, act_as
-from tests.e2e.harness.scene import namespace
 from tests.pages import fences
 
-pytestmark = pytest.mark.smoke
 # Verb, group, resource and subresource, and who may.
 RIGHTS = {
     ("list", "", "pods", ""): "look run promote",
@@ -37,6 +36,7 @@ RIGHTS = {
 }
 
 
+@pytest.mark.smoke
 def test_people_may_what_their_role_is_for(cluster: client.ApiClient) -> None:
     with namespace(cluster, ours=False) as ground:
         built = kubectl("kustomize", str(DEPLOY / "multi-team"))

@@ -29,8 +29,8 @@ from tests.e2e.harness import kserve, rights, workflow
 from tests.e2e.harness.deploy_step import NAME, DeployStep, publish, publish_again, serve_models
 from tests.e2e.harness.grounds import IMAGE, until
 from tests.e2e.harness.kserve import KNATIVE, STANDARD, Kserve
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.running import forget
-from tests.e2e.harness.scene import namespace
 
 SEEDS = itertools.count(1)
 BOTH = pytest.mark.parametrize("controller", [KNATIVE, STANDARD], indirect=True)
@@ -94,8 +94,9 @@ def assert_rolled_out(controller: Kserve, version: str) -> None:
         until(lambda: len(controller.grounds.core.list_namespaced_service(space).items) == 1, "one")
 
 
-@pytest.mark.smoke
-@BOTH
+@pytest.mark.parametrize(
+    "controller", [KNATIVE, pytest.param(STANDARD, marks=pytest.mark.smoke)], indirect=True
+)
 def test_a_model_is_rolled_out_twice(controller: Kserve, first: str, models_url: str) -> None:
     bundle = publish(models_url, next(SEEDS))
     step = DeployStep(controller.grounds, bundle, "shop").start()
@@ -276,7 +277,6 @@ def clients(controller: Kserve, number: int) -> Iterator[list[str]]:
             thread.join()
 
 
-@pytest.mark.smoke
 @IN_STANDARD
 def test_the_number_of_pods_follows_the_load_only_if_asked(controller: Kserve) -> None:
     grounds = controller.grounds
@@ -311,7 +311,6 @@ def test_the_number_of_pods_follows_the_load_only_if_asked(controller: Kserve) -
         comes(deployments, {"shop-predictor": 2})
 
 
-@pytest.mark.smoke
 @IN_STANDARD
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_kserve_accepts_each_runtime_also_as_canary(controller: Kserve, runtime: str) -> None:
@@ -335,7 +334,6 @@ def test_kserve_accepts_each_runtime_also_as_canary(controller: Kserve, runtime:
         assert stable_of(applied)["model"]["lifecycle"] == wait
 
 
-@pytest.mark.smoke
 @IN_STANDARD
 def test_invalid_input_fails_with_one_line_error(controller: Kserve, models_url: str) -> None:
     grounds = controller.grounds

@@ -12,7 +12,7 @@ from kubernetes import client
 from tests.e2e.harness import step_pod, workflow
 from tests.e2e.harness.grounds import Folder, Grounds, claim
 from tests.e2e.harness.launch_step import TRAINER, Step
-from tests.e2e.harness.scene import namespace
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.test_launch_train_step import JOB, work  # noqa: F401
 
 MODEL = "/work/model/checkpoints/step-00000001"
@@ -105,9 +105,7 @@ def results(work: Folder, run: str) -> tuple[str, dict[str, Any]]:
     return bytes(predictions).decode(), fields
 
 
-@pytest.mark.parametrize(
-    "backend", [pytest.param("pytorchjob", marks=pytest.mark.smoke), "trainjob"]
-)
+@pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
 def test_pods_have_the_results_of_one(grounds: Grounds, work: Folder, backend: str) -> None:
     step = EvaluateStep(grounds, backend)
     step.start()

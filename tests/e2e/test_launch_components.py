@@ -20,8 +20,9 @@ from tests.e2e.harness import rights
 from tests.e2e.harness.admission import provide_kubectl, skip_without_mpi
 from tests.e2e.harness.gpus import GPU, advertise_gpus
 from tests.e2e.harness.grounds import IMAGE, UID
+from tests.e2e.harness.namespace import WORK
 from tests.e2e.harness.play import Run
-from tests.e2e.harness.scene import WORK, Scene, make_scene
+from tests.e2e.harness.scene import Scene, make_scene
 from tests.e2e.harness.trainings import compiled
 from tests.package_index import index
 from tests.serving import Files, serving

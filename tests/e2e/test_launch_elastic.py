@@ -14,7 +14,7 @@ from tests.e2e.harness.admission import provide_kubectl, skip_without_mpi
 from tests.e2e.harness.gpus import GPU, advertise_gpus
 from tests.e2e.harness.grounds import IMAGE, Folder, Grounds, until, with_retries
 from tests.e2e.harness.launch_step import LaunchStep
-from tests.e2e.harness.scene import namespace
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.test_launch_train_step import grounds, work  # noqa: F401
 
 ELASTIC = {"elastic": "1:2", "nodes": 2, "nproc_per_node": 1, "retries": 0}
@@ -26,7 +26,6 @@ FOREVER = RANK + 'print("rank", rank, "runs", flush=True)\ntime.sleep(600)\n'
 @pytest.mark.parametrize(
     "grace", [None, pytest.param(0, marks=pytest.mark.soak)], ids=["drained", "lost"]
 )
-@pytest.mark.smoke
 def test_training_loses_a_worker(grounds: Grounds, work: Folder, grace: int | None) -> None:
     config = TrainConfig(
         data="/data",

@@ -13,7 +13,7 @@ from tests.e2e.harness import workflow
 from tests.e2e.harness.bucket import serving_index
 from tests.e2e.harness.grounds import Grounds, claim, until
 from tests.e2e.harness.launch_step import LaunchStep
-from tests.e2e.harness.scene import namespace
+from tests.e2e.harness.namespace import namespace
 
 rays = pytest.mark.parametrize("kind", ["rayjob"])
 MINUTES = 600.0
@@ -86,6 +86,7 @@ def launching(grounds: Grounds, kind: str, **fields: Any) -> LaunchStep:
     return LaunchStep(grounds, spec, work_claim="work").start(MINUTES)
 
 
+@pytest.mark.smoke
 @rays
 def test_a_killed_step_adopts_its_rayjob_and_names_the_cause(grounds: Grounds, kind: str) -> None:
     step = launching(grounds, kind, nodes=2, args=[WORDS])
@@ -105,7 +106,6 @@ def test_a_killed_step_adopts_its_rayjob_and_names_the_cause(grounds: Grounds, k
 
 
 @rays
-@pytest.mark.smoke
 def test_a_cancelled_run_deletes_its_rayjob(grounds: Grounds, kind: str) -> None:
     step = launching(grounds, kind)
     step.saw("[head-0]", MINUTES)

@@ -20,8 +20,8 @@ from kfp_ddp.jobs.run import launch
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.resource import Resource
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.rights import act_as
-from tests.e2e.harness.scene import namespace
 from tests.e2e.harness.workflow import establish
 from tests.serving import free_port
 from tests.stores import coscheduler, running

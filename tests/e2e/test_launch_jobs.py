@@ -11,7 +11,7 @@ from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import workflow
 from tests.e2e.harness.grounds import Grounds, claim, until
 from tests.e2e.harness.launch_step import LaunchStep, python
-from tests.e2e.harness.scene import namespace
+from tests.e2e.harness.namespace import namespace
 
 COUNT = """
 import os, time
@@ -164,7 +164,6 @@ def test_forbidden_pods_end_the_job(cluster: client.ApiClient, events: bool) -> 
         assert step.jobs() == []
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(("kind", "title"), [("pytorchjob", "worker-1"), ("trainjob", "node-1")])
 def test_first_failed_rank_is_named(space: Grounds, kind: str, title: str) -> None:
     spec = {"kind": kind, "nodes": 2, "nproc_per_node": 1, "script": SECOND_FAILS, "retries": 0}

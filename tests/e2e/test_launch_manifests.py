@@ -22,17 +22,18 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.resource import PODS
-from tests.e2e.harness import scene
 from tests.e2e.harness.admission import provide_kubectl, skip_without_mpi
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds
 from tests.e2e.harness.leftovers import leftovers
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.programs import kfp_ddp, kubectl
 from tests.e2e.harness.rights import act_as
-from tests.e2e.harness.scene import namespace
 from tests.launch_specs import specifications, templates
 
-pytestmark = pytest.mark.smoke
 ALL = list(KINDS)
+# Without the RayJob, which has one command for all pods. Pipelines run the kinds of torch.
+OTHERS = [pytest.param(kind, marks=pytest.mark.smoke) for kind in ("mpijob", "tfjob")]
+RUNNING = [*sorted(KINDS.keys() - {"rayjob", "mpijob", "tfjob"}), *OTHERS]
 SCRIPT = {"image": "ghcr.io/you/trainer:1.0", "script": "print(1)", "nodes": 2}
 WARNING = "3 nvidia.com/gpu a node are requested and no node has more than 0; the job waits"
 # Streams of logs, three watches (job, pods, events), the launch itself and its last request.
@@ -147,7 +148,7 @@ def refused(api: Api, fields: dict[str, Any]) -> str:
 
 @pytest.fixture
 def simulated(cluster: client.ApiClient) -> Iterator[Api]:
-    with scene.namespace(cluster, ours=False) as space:
+    with namespace(cluster, ours=False) as space:
         result = Api(cluster, space.namespace)
         if why := kubelets.find_obstacle(result):
             pytest.skip(why)
@@ -196,7 +197,7 @@ def worker_reports(
     return [json.loads(line.partition("SAID ")[2]) for line in lines if "SAID " in line]
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"rayjob"}))  # one command for all pods
+@pytest.mark.parametrize("kind", RUNNING)
 def test_a_job_with_defaults_runs_under_a_quota_without_a_token(
     deployed: Grounds, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:

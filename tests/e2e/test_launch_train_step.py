@@ -16,8 +16,8 @@ from tests.e2e.harness import step_pod, workflow
 from tests.e2e.harness.admission import gate_pods
 from tests.e2e.harness.grounds import Folder, Grounds, claim, until
 from tests.e2e.harness.launch_step import Step
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.running import run_in
-from tests.e2e.harness.scene import namespace
 
 DATA = """
 from pathlib import Path
@@ -143,7 +143,6 @@ for each in node.children(recursive=True):
 """
 
 
-@pytest.mark.smoke
 def test_stalled_rank_is_named_and_its_node_avoided(grounds: Grounds, work: Folder) -> None:
     """It lives, its pod runs, and its peers wait for it in a collective."""
     step = TrainStep(
@@ -181,6 +180,7 @@ def test_first_worker_lost_before_the_rendezvous_is_retried(grounds: Grounds) ->
     assert "worker-0: its pod was removed while it ran; retrying, 1 of 1" in step.log()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elastic", ["", "2:2"])
 def test_ranks_wait_for_a_worker_260_seconds_late(grounds: Grounds, elastic: str) -> None:
     """A cold node takes as long to pull an image; the operator's own wait ends after 200."""
@@ -252,7 +252,6 @@ def _filler(grounds: Grounds, claim_name: str) -> Iterator[str]:
     grounds.core.delete_namespaced_pod("filler", grounds.namespace, grace_period_seconds=0)
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
 def test_a_worker_cannot_write_to_its_dataset(grounds: Grounds, backend: str) -> None:
     """The kernel says so, of files that the worker's user owns; the work claim it can write."""

@@ -16,14 +16,14 @@ from kfp_ddp.pipelines.compiled import built_in, write
 from tests.e2e.harness import bucket, workflow
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
 from tests.e2e.harness.leftovers import claims, leftovers
+from tests.e2e.harness.namespace import DATA, WORK
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.programs import kubectl
 from tests.e2e.harness.rights import DEPLOY
-from tests.e2e.harness.scene import COMPILED, DATA, WORK, Scene, make_scene
+from tests.e2e.harness.scene import COMPILED, Scene, make_scene
 from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
 from tests.e2e.harness.trainings import compiled, sync_only
 
-pytestmark = pytest.mark.smoke
 RATES = {"train": 0.1, "train-2": 0.001}
 QUOTA = {
     "requests.cpu": "1800m",
@@ -36,12 +36,31 @@ STEPS = dict[str, Any](
 )
 
 
-def test_two_workers_over_the_pod_network(scene: Scene, bucket_url: str, local_run: Run) -> None:
+DESTINATION = f"gs://{bucket.MODELS}/trainjob"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that trained and evaluated as TrainJobs of two pods."""
+
+    run: Run
+    workers: list[Any]
+    """The pods of its training while both of them ran."""
+    before: set[str]
+    """The claims before it."""
+
+    @property
+    def published(self) -> str:
+        """The claim of its dataset."""
+        return str(self.run.steps["dataset-volume"].outputs["claim"])
+
+
+@pytest.fixture(scope="module")
+def trained(scene: Scene, bucket_url: str) -> Trained:
     before = claims(scene.grounds)
-    destination = f"gs://{bucket.MODELS}/trainjob"
     evaluation = {"evaluate_backend": "trainjob", "evaluate_nodes": 2, "evaluate_cpu": "1"}
     run = scene.run(
-        **TRAINING | {"destination": destination, "sync": {"dataset": "s", "publish": "snapshot"}},
+        **TRAINING | {"destination": DESTINATION, "sync": {"dataset": "s", "publish": "snapshot"}},
         backend="trainjob",
         nodes=2,
         job={**WORKERS, **evaluation, "nproc_per_node": 1},
@@ -49,25 +68,40 @@ def test_two_workers_over_the_pod_network(scene: Scene, bucket_url: str, local_r
     pods = until(lambda: _workers(scene, run) or run.succeeded is not None, "two workers", 300)
     assert isinstance(pods, list), run.explain()
     run.wait()
-
     assert run.succeeded, run.explain()
-    published = run.steps["dataset-volume"].outputs["claim"]
-    assert _modes(scene, published) == ["ReadOnlyMany"]
-    for pod in pods:
-        assert _mounts(pod) == {"/data": (published, True), "/work": (WORK, None)}
+    return Trained(run, pods, before)
+
+
+@pytest.mark.smoke
+def test_two_workers_over_the_pod_network(scene: Scene, bucket_url: str, trained: Trained) -> None:
+    run = trained.run
+    assert _modes(scene, trained.published) == ["ReadOnlyMany"]
+    for pod in trained.workers:
+        assert _mounts(pod) == {"/data": (trained.published, True), "/work": (WORK, None)}
     log = run.steps["train"].log
     for rank in (0, 1):
         assert f"rank {rank} of 2 on" in log, log
     assert "created TrainJob" in run.steps["evaluate"].log, run.steps["evaluate"].log
-    assert _last_evaluation(scene, run) == pytest.approx(_last_evaluation(scene, local_run))
     assert any(n.startswith("trainjob/") for n in bucket.names(bucket_url, bucket.MODELS))
-    assert claims(scene.grounds) == before | {published}
+    assert claims(scene.grounds) == trained.before | {trained.published}
 
+
+def test_two_workers_evaluate_as_one_process(
+    scene: Scene, local_run: Run, trained: Trained
+) -> None:
+    evaluated = _last_evaluation(scene, trained.run)
+    assert evaluated == pytest.approx(_last_evaluation(scene, local_run))
+
+
+@pytest.mark.smoke
+def test_two_workers_predict_and_nothing_of_the_runs_is_left(
+    scene: Scene, bucket_url: str, trained: Trained
+) -> None:
     predicted = scene.run(
         COMPILED.with_name("batch_predict.yaml"),
         source=TRAINING["source"],
-        bundle=f"{destination}/digits",
-        table=f"{destination}.csv",
+        bundle=f"{DESTINATION}/digits",
+        table=f"{DESTINATION}.csv",
         backend="trainjob",
         job={**WORKERS, "nodes": 2, "nproc_per_node": 1},
     ).play()
@@ -75,9 +109,10 @@ def test_two_workers_over_the_pod_network(scene: Scene, bucket_url: str, local_r
     assert predicted.steps["predict"].outputs["rows"] == 10 * (bucket.TRAIN + bucket.VAL)
     assert "trainjob.csv" in bucket.names(bucket_url, bucket.MODELS)
 
-    for one in (run, predicted):
+    for one in (trained.run, predicted):
         _delete_run(scene, one)
-    ours = f"volumesnapshots/{published}"  # the published claim keeps the snapshot it came from
+    # The published claim keeps the snapshot that it came from.
+    ours = f"volumesnapshots/{trained.published}"
     until(lambda: leftovers(scene.grounds) <= {ours}, "the end of what the run owns")
 
 
@@ -196,6 +231,7 @@ def seen(
         yield Seen(scene, run, evicted, resources)
 
 
+@pytest.mark.smoke
 def test_run_succeeds(seen: Seen) -> None:
     assert seen.run.succeeded, seen.run.explain()
     assert "publish" in seen.run.steps
@@ -204,6 +240,7 @@ def test_run_succeeds(seen: Seen) -> None:
     assert message in seen.run.steps["preflight"].log, "default resources of workers"
 
 
+@pytest.mark.smoke
 def test_quota_and_level_are_enforced(seen: Seen) -> None:
     refused = {
         "failed quota": {"name": "a", "image": IMAGE, "securityContext": _non_root()},
@@ -218,6 +255,7 @@ def test_quota_and_level_are_enforced(seen: Seen) -> None:
         assert why in raised.value.body
 
 
+@pytest.mark.smoke
 def test_steps_have_the_resources_of_the_settings(seen: Seen) -> None:
     launcher, evaluate = {"cpu": "500m", "memory": "1Gi"}, {"cpu": "1500m", "memory": "2Gi"}
     expected = {
@@ -231,6 +269,7 @@ def test_steps_have_the_resources_of_the_settings(seen: Seen) -> None:
         assert (result.limits, result.requests) == (limits, asks), name
 
 
+@pytest.mark.smoke
 def test_long_step_is_not_evicted(seen: Seen) -> None:
     """A drain gets Too Many Requests, and waits."""
     assert seen.evicted == {"data-sync": 429, "train": 429}

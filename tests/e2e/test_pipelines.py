@@ -13,8 +13,9 @@ from kfp_ddp.training import model_file
 from tests.e2e.harness import bucket
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.leftovers import claims, leftovers
+from tests.e2e.harness.namespace import DATA, WORK
 from tests.e2e.harness.play import Run
-from tests.e2e.harness.scene import ARTIFACTS, COMPILED, DATA, WORK, Scene
+from tests.e2e.harness.scene import ARTIFACTS, COMPILED, Scene
 from tests.e2e.harness.training import TRAINING, WORKERS
 from tests.serving import Handler, serving
 

@@ -67,7 +67,6 @@ def index(cluster: client.ApiClient) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.smoke
 def test_a_step_without_the_source_ends_in_one_line(public: Scene) -> None:
     run = public.run(COMPILED, images=PUBLIC, **TRAINING).play()
     assert list(run.steps) == ["preflight"]

@@ -19,8 +19,8 @@ from kubernetes import client
 from tests.e2e.harness import workflow
 from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.launch_step import LaunchStep
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.programs import kfp_ddp
-from tests.e2e.harness.scene import namespace
 from tests.serving import Handler, free_port, serving_by
 from tests.stores import registry, registry_program
 

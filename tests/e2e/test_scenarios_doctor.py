@@ -13,11 +13,11 @@ from kfp_ddp.k8s.api import Api, serves
 from tests.e2e.harness import grounds, queues
 from tests.e2e.harness.gpus import advertise_gpus, lock_gpus
 from tests.e2e.harness.grounds import Grounds
+from tests.e2e.harness.namespace import DATA, WORK, namespace
 from tests.e2e.harness.programs import kfp_ddp, kubectl
 from tests.e2e.harness.rights import DEPLOY, RUNNER
-from tests.e2e.harness.scene import DATA, WORK, Scene, namespace
+from tests.e2e.harness.scene import Scene
 
-pytestmark = pytest.mark.smoke
 ON_CPUS = ("--gpus-per-node", "0")
 NAMESPACE = "namespace: kubeflow\n"
 SOURCE: dict[str, Any] = {"source": "gs://nowhere", "recipe": "none"}

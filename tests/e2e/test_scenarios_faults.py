@@ -8,12 +8,11 @@ import pytest
 from kubernetes import client
 
 from tests.e2e.harness import grounds
+from tests.e2e.harness.namespace import DATA, WORK
 from tests.e2e.harness.play import Run
-from tests.e2e.harness.scene import DATA, WORK, Scene, make_scene
+from tests.e2e.harness.scene import Scene, make_scene
 from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
 from tests.e2e.harness.trainings import compiled, train_only
-
-pytestmark = pytest.mark.smoke
 
 UNBOUND = "unbound"
 # What is asked of the job, and what the last line of the step's log says of it.

@@ -15,9 +15,10 @@ from kfp_ddp.components.publish.component import publish
 from kfp_ddp.jobs.kinds import KINDS
 from tests.e2e.harness.grounds import IMAGE, until
 from tests.e2e.harness.launch_step import LaunchStep, python
+from tests.e2e.harness.namespace import WORK
 from tests.e2e.harness.play import LOST_PODS, Run
 from tests.e2e.harness.running import evict
-from tests.e2e.harness.scene import WORK, Scene, make_scene
+from tests.e2e.harness.scene import Scene, make_scene
 from tests.e2e.harness.trainings import Begin, attempts, log, starts, workers
 
 EXPORTS = "models/squares"
@@ -60,9 +61,7 @@ def over(run: Run) -> bool:
     return run.steps["train"].succeeded is not None
 
 
-@pytest.mark.parametrize(
-    "backend", [pytest.param("pytorchjob", marks=pytest.mark.smoke), "trainjob"]
-)
+@pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
 def test_the_job_of_a_lost_step_is_deleted(scene: Scene, begin: Begin, backend: str) -> None:
     """Its pod is lost more often than Argo retries it."""
     sleep = {"kind": backend, **python("import time; print('here'); time.sleep(900)")}

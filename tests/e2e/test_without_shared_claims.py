@@ -106,7 +106,6 @@ def store(scene: Scene, tmp_path: Path) -> Iterator[Path]:
         scene.grounds.core.delete_namespaced_secret(SECRET, scene.grounds.namespace)
 
 
-@pytest.mark.smoke
 def test_a_read_write_once_pvc_and_s3_are_enough(scene: Scene, store: Path) -> None:
     claim(scene.grounds, "one-node", mode="ReadWriteOnce")
     given: dict[str, Any] = TRAINING | {

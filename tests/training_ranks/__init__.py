@@ -27,7 +27,9 @@ from tests.waiting import until
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.training_ranks", "kfp_ddp.training.trainer"])
+# What a rank imports when it begins to train is more than half of its time in a test.
+_LATER = ("torch._dynamo", "torch.distributed.fsdp", "torchcodec.decoders")
+_CONTEXT.set_forkserver_preload(["tests.training_ranks", "kfp_ddp.training.trainer", *_LATER])
 
 
 def dataset(root: Path, train: int = 96, val: int = 20, classes: int = 3, size: int = 8) -> Path:

@@ -124,16 +124,28 @@ def served(**fields: Object) -> FakeApi:
     return FakeApi(objects)
 
 
-NEW: Object = {
-    "PyTorchJob": {"runPolicy": {"properties": {"managedBy": {"type": "string"}}}},
-    "TrainJob": {"runtimePatches": {"type": "array"}},
+def schema(path: tuple[str, ...], lists: tuple[str, ...]) -> Object:
+    """Return the properties of a specification with the field at this path."""
+    name, *rest = path
+    inner: Object = {"properties": schema(tuple(rest), lists)} if rest else {"type": "string"}
+    return {name: {"type": "array", "items": inner} if name in lists else inner}
+
+
+LISTS = ("runtimePatches", "replicatedJobs")
+NEW = {
+    KINDS[name].title: schema(KINDS[name].newest_field, LISTS)
+    for name in ("pytorchjob", "trainjob")
+}
+OLD: Object = {
+    "PyTorchJob": {"runPolicy": {"properties": {}}},
+    "TrainJob": {"runtimePatches": {"type": "array", "items": {"properties": {}}}},
 }
 
 
 @pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
 @pytest.mark.parametrize("old", ["", "PyTorchJob", "TrainJob"])
 def test_older_operator_lacks_a_field(backend: str, old: str) -> None:
-    fields = {**NEW, old: {"runPolicy": {"properties": {}}}} if old else NEW
+    fields = {**NEW, old: OLD[old]} if old else NEW
     findings = operators(cluster(served(**fields), backend=backend))
     states = {finding.what: finding.state for finding in findings if finding.state != "ok"}
     assert states == ({old: "bad" if old.lower() == backend else "warn"} if old else {})

@@ -26,6 +26,7 @@ from kfp_ddp.jobs.kinds.base import State, started
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.pods import Reason
 from tests.cluster import MADE, ended, hold, job, nowhere, pod
+from tests.launch_specs import made
 
 JOB = job()
 
@@ -133,8 +134,10 @@ def test_the_end_of_preempted_pods_is_marked_so(ending: Ends) -> None:
 
 
 def test_a_trainjob_that_lost_a_part_of_itself_is_deleted(ending: Ends) -> None:
-    with pytest.raises(JobError, match="TrainJob x has lost its runtimePatches"):
-        follower(ending, {**JOB, "spec": {}}, kind="trainjob").run(Limits())
+    one = follower(ending, {**JOB, "spec": {}}, kind="trainjob")
+    one.sent = {"spec": made("trainjob")}
+    with pytest.raises(JobError, match="TrainJob x has lost runtimePatches and was deleted"):
+        one.run(Limits())
     assert ending.deleted == 1
 
 

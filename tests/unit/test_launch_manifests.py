@@ -176,6 +176,17 @@ def test_an_unsupported_setting_is_refused(kind: str) -> None:
     assert LaunchSpec.create(**SPEC, kind=kind, scheduler="kueue").kind == kind
 
 
+def test_a_queued_trainjob_has_only_fields_that_kueue_keeps() -> None:
+    """Kueue up to 0.19 writes a TrainJob back by the types of Trainer 2.2."""
+    queued: dict[str, Any] = {"scheduler": "kueue", "queue": "team"}
+    grace = "terminationGracePeriodSeconds"
+    assert grace in templates(made("trainjob"))["Node"]["spec"]
+    assert grace not in templates(made("trainjob", **queued))["Node"]["spec"]
+    assert grace in templates(made("pytorchjob", **queued, grace_seconds=5))["Worker"]["spec"]
+    with pytest.raises(InputError, match="terminationGracePeriodSeconds into the runtime"):
+        made("trainjob", **queued, grace_seconds=5)
+
+
 @pytest.mark.parametrize(
     ("kind", "starts", "variables"),
     [

@@ -1,3 +1,4 @@
+import copy
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.resource import CLAIMS, EVENTS
 from tests import cluster
 from tests.cluster import FakeApi
+from tests.launch_specs import made, templates
 
 JOB: dict[str, Any] = {"metadata": {"uid": "u", "name": "job", "labels": {}}}
 
@@ -196,12 +198,42 @@ def test_a_deadline_counts_from_when_the_queue_let_the_job_go() -> None:
     assert started(job({**resumed, "status": "True"})) == started(job())
 
 
+SCHEDULED: dict[str, Any] = {
+    "volumes": [{"name": "key", "secret": {"secretName": "a", "optional": True}}],
+    "tolerations": [{"key": "gpu", "operator": "Exists", "effect": ""}],
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ((), ""),
+        (("spec", "tolerations", 0, "effect"), ""),  # empty as it was sent
+        (("spec", "terminationGracePeriodSeconds"), ".spec.terminationGracePeriodSeconds"),
+        (("spec", "volumes", 0, "secret", "optional"), ".secret.optional"),
+        (("spec", "containers", 0, "volumeMounts", 0, "mountPath"), ".volumeMounts.0.mountPath"),
+    ],
+)
+def test_the_field_that_a_trainjob_has_lost_is_named(path: tuple[Any, ...], named: str) -> None:
+    """A queue removed it as it admitted the job, and added its own patch."""
+    sent = {"spec": made("trainjob", **SCHEDULED)}
+    job = copy.deepcopy(sent)
+    place = templates(job["spec"])["Node"]
+    for name in path[:-1]:
+        place = place[name]
+    if path:
+        place.pop(path[-1], None)
+    job["spec"]["runtimePatches"].append({"manager": "kueue.x-k8s.io/manager"})
+    lost = KINDS["trainjob"].lost(job, sent)
+    assert bool(lost) == bool(named)
+    assert f"{named} and was deleted" in lost or not named
+
+
 def test_a_trainjob_without_our_patches_is_recognized() -> None:
-    ours, kueues = {"manager": "kfp-ddp/launcher"}, {"manager": "kueue.x-k8s.io/manager"}
-    lost = KINDS["trainjob"].lost
-    assert lost({"spec": {"runtimePatches": [ours, kueues]}}) == ""
-    assert "has lost its runtimePatches" in lost({"spec": {}})
-    assert "has lost its runtimePatches" in lost({"spec": {"runtimePatches": [kueues]}})
+    sent = {"spec": made("trainjob")}
+    for patches in ({}, {"runtimePatches": [{"manager": "kueue.x-k8s.io/manager"}]}):
+        lost = KINDS["trainjob"].lost({"spec": patches}, sent)
+        assert lost.startswith("has lost runtimePatches and was deleted")
 
 
 def test_states_of_both_kinds_of_jobs() -> None:

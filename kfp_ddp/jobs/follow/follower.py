@@ -88,6 +88,8 @@ class Follower:
     ) -> None:
         name = job["metadata"]["name"]
         self.api, self.kind, self.job, self.ending = api, kind, job, ending
+        self.sent = job
+        """What was sent; an adopted job may have lost a part of it before."""
         self.title = f"{kind.title} {name}"
         self.watches = Watches(api, kind, name, ending.changed)
         self.pods = Pods(kind, started(job))
@@ -187,7 +189,7 @@ class Follower:
     def _decide(self, snapshot: Snapshot) -> Verdict | None:
         """Return how the job ended; None while it runs. Delete a job that cannot continue."""
         limits, narrator = self.limits, self.narrator
-        lost = "" if snapshot.state.over else self.kind.lost(snapshot.job)
+        lost = "" if snapshot.state.over else self.kind.lost(snapshot.job, self.sent)
         problem = (
             f"{snapshot.title} {lost}" if lost else out_of_time(snapshot, limits, narrator.line)
         )

@@ -86,7 +86,7 @@ class Kind(ABC):
     operator_selector: str
     """Label selector of the operator's Deployment."""
     newest_field: tuple[str, ...] = ()
-    """A field of the job's spec that only the required version of the operator has."""
+    """The path of a field of the job's spec that only the required version of the operator has."""
     job_label: str
     """The label of a pod with the name of its job."""
     containers: tuple[str, ...]
@@ -155,8 +155,8 @@ class Kind(ABC):
         name = str(job["metadata"]["name"])
         return name, f"{name}-node-0"  # the Job that creates the pods of a TrainJob
 
-    def lost(self, job: Object) -> str:
-        """Return what a job has lost of its spec since it was created; '' for nothing."""
+    def lost(self, job: Object, sent: Object) -> str:
+        """Return the error of a job that lacks a field which was sent; '' for one that has all."""
         return ""
 
     def check(self, spec: JobFields) -> None:

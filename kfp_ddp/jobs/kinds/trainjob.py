@@ -19,7 +19,7 @@ from kfp_ddp.jobs.kinds.base import (
     Unsupported,
 )
 from kfp_ddp.k8s.api import Api, ApiError, Object
-from kfp_ddp.k8s.objects import select
+from kfp_ddp.k8s.objects import missing_field, select
 from kfp_ddp.k8s.resource import Resource
 
 GROUP_VERSION = "trainer.kubeflow.org/v1alpha1"
@@ -35,8 +35,10 @@ EMPTY = "empty"
 # The parts of the worker's pod that a patch has a field for.
 PATCHED = (
     *("nodeSelector", "tolerations", "affinity", "securityContext", "serviceAccountName"),
-    *("imagePullSecrets", "terminationGracePeriodSeconds"),
+    "imagePullSecrets",
 )
+# Trainer has it since 2.3. Kueue up to 0.19 has the types of 2.2, and removes it at admission.
+NOT_IN_A_QUEUE = ("terminationGracePeriodSeconds",)
 OF_THE_RUNTIME = (
     *("host_network", "init_containers", "topology_spread", "priority_class", "image_pull_policy"),
     *("restart_policy", "backoff_limit", "env_from_secrets", "clean_pod_policy", "ttl_seconds"),
@@ -46,15 +48,22 @@ IN_THE_RUNTIME = (
     "{setting} cannot be set on a TrainJob: put it into the runtime {runtime!r}, "
     "or use a PyTorchJob"
 )
+IN_A_QUEUE = (
+    "grace_seconds cannot be set on a TrainJob in a queue: put terminationGracePeriodSeconds into "
+    "the runtime {runtime!r}, or use a PyTorchJob"
+)
 
 
 class TrainJob(Kind):
     """A TrainJob that patches its runtime with volumes, scheduling and security."""
 
     group_version = GROUP_VERSION
-    operator = "Kubeflow Trainer 2.2 or later"
+    operator = "Kubeflow Trainer 2.3 or later"
     operator_selector = "app.kubernetes.io/name=trainer"
-    newest_field = ("runtimePatches",)
+    newest_field = (
+        *("runtimePatches", "trainingRuntimeSpec", "template", "spec", "replicatedJobs"),
+        *("template", "spec", "template", "spec", "terminationGracePeriodSeconds"),
+    )
     job_label = "jobset.sigs.k8s.io/jobset-name"
     containers = ("node",)
     script_starter = "torchrun"
@@ -90,8 +99,9 @@ class TrainJob(Kind):
                 mounts[number] = {**mount, "name": name}
             mounted.add(mount["name"])
         container = {**select(worker, ("name", "securityContext")), "volumeMounts": mounts}
+        fields = PATCHED if spec.scheduler else PATCHED + NOT_IN_A_QUEUE
         pods = {"volumes": volumes, "containers": [container]}
-        patch = {**template, "spec": {**select(template["spec"], PATCHED), **pods}}
+        patch = {**template, "spec": {**select(template["spec"], fields), **pods}}
         replicated = {"name": worker["name"], "template": {"spec": {"template": patch}}}
         patches: Object = {
             "manager": MANAGER,
@@ -129,15 +139,27 @@ class TrainJob(Kind):
         jobs = (job.get("status") or {}).get("jobsStatus") or []
         return any(item.get("ready") or item.get("succeeded") for item in jobs)
 
-    def lost(self, job: Object) -> str:
-        """Return the error of a TrainJob without our patches, as of Kueue before 0.17; else ''."""
-        patches = job["spec"].get("runtimePatches") or []
-        if any(patch["manager"] == MANAGER for patch in patches):
+    def lost(self, job: Object, sent: Object) -> str:
+        """Return the error of a TrainJob whose queue removed a part of our patch; '' for none.
+
+        JobSet refuses the template that Trainer makes of what is left, so no pod would start.
+        """
+        patches = job["spec"].get("runtimePatches", [])
+        ours = [patch for patch in patches if patch["manager"] == MANAGER]
+        field = missing_field(sent["spec"].get("runtimePatches"), ours, "runtimePatches")
+        if not field:
             return ""
         return (
-            "has lost its runtimePatches, with volumes and settings, and was deleted; Kueue before "
-            "0.17 removes them: use a newer one, or backend pytorchjob in this queue"
+            f"has lost {field} and was deleted: Kueue before 0.17 removes runtimePatches at "
+            "admission, and Kueue 0.17 to 0.19 what Trainer 2.2 does not know; set scheduler=kueue "
+            "for a job without it, use a newer Kueue, or backend pytorchjob in this queue"
         )
+
+    def check(self, spec: JobFields) -> None:
+        """Raise ValueError for the first setting that a TrainJob does not support."""
+        super().check(spec)
+        if spec.scheduler and spec.grace_seconds != JobFields.model_fields["grace_seconds"].default:
+            raise ValueError(IN_A_QUEUE.format(runtime=spec.runtime))
 
     def find_runtime(self, api: Api, spec: JobFields) -> Runtime:
         """Return the runtime of a job, InputError if neither namespace nor cluster has it.

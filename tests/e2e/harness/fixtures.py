@@ -9,8 +9,9 @@ import urllib3
 from kubernetes import client, config
 
 from tests.e2e.harness import bucket
+from tests.e2e.harness.namespace import DATA, WORK
 from tests.e2e.harness.play import Run
-from tests.e2e.harness.scene import DATA, WORK, Scene, make_scene
+from tests.e2e.harness.scene import Scene, make_scene
 from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
 from tests.e2e.harness.trainings import Begin, compiled, sync_only, train_only
 

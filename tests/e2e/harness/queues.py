@@ -89,16 +89,25 @@ class Queue:
 
     def waiting(self) -> list[str]:
         """Names of the workloads that the queue has not let in."""
-        result = self._api().list_objects(WORKLOADS, retry=True)
-        own = [item for item in result if item["spec"].get("queueName") == self.name]
+        own = self._workloads()
         return [item["metadata"]["name"] for item in own if not condition(item, "QuotaReserved")]
+
+    def reasons(self) -> list[str]:
+        """What Kueue says of each workload that it has not let in."""
+        pending = [condition(item, "QuotaReserved", "False") for item in self._workloads()]
+        return [item["message"] for item in pending if item and item.get("message")]
+
+    def _workloads(self) -> list[Object]:
+        result = self._api().list_objects(WORKLOADS, retry=True)
+        return [item for item in result if item["spec"].get("queueName") == self.name]
 
 
 @contextmanager
-def queue(grounds: Grounds, cpu: str) -> Iterator[Queue]:
-    """Make a queue `team-…` with that much CPU; what is more urgent preempts what is less."""
+def queue(grounds: Grounds, cpu: str, name: str = "") -> Iterator[Queue]:
+    """Make a queue with that much CPU; what is more urgent preempts what is less."""
     mark = uuid.uuid4().hex[:5]
-    created = Queue(grounds, f"team-{mark}", f"{grounds.namespace}-{mark}", f"urgent-{mark}")
+    name = name or f"team-{mark}"
+    created = Queue(grounds, name, f"{grounds.namespace}-{mark}", f"urgent-{mark}")
     cluster_queue = created.cluster_queue
     spec = {"spec": _spec(grounds, cluster_queue, cpu)}
     local = {"spec": {"clusterQueue": cluster_queue}}

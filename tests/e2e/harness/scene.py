@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,12 +11,13 @@ from typing import Any
 from kubernetes import client
 
 from kfp_ddp.core.images import Images
-from tests.e2e.harness import grounds, rights, workflow
+from tests.e2e.harness import grounds, workflow
 from tests.e2e.harness.grounds import IMAGES, Folder, Grounds
+from tests.e2e.harness.namespace import DATA, WORK, namespace
 from tests.e2e.harness.play import Run
 
 COMPILED = Path(__file__).parents[3] / "compiled" / "train_resnet.yaml"
-DATA, WORK, ARTIFACTS = "kfp-ddp-data", "kfp-ddp-work", "artifacts"
+ARTIFACTS = "artifacts"
 
 
 @dataclass(frozen=True)
@@ -57,20 +57,6 @@ class Scene:
             images=images,
             run_id=run_id,
         )
-
-
-@contextmanager
-def namespace(
-    api: client.ApiClient, *, ours: bool = True, labels: dict[str, str] | None = None
-) -> Iterator[Grounds]:
-    """A fresh namespace with the steps' account, gone when the block is left."""
-    core = client.CoreV1Api(api)
-    name = f"e2e-{uuid.uuid4().hex[:8]}"
-    core.create_namespace({"metadata": {"name": name, "labels": labels or {}}})
-    try:
-        yield Grounds(api, name, rights.grant(api, name, ours=ours))
-    finally:
-        core.delete_namespace(name)
 
 
 @contextmanager

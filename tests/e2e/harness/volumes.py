@@ -12,7 +12,7 @@ from kfp_ddp.datasets.volume.request import VolumeRequest
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import rights, step_pod
 from tests.e2e.harness.grounds import Grounds, claim, wait_for_end
-from tests.e2e.harness.scene import namespace
+from tests.e2e.harness.namespace import namespace
 
 SIZE = "64Mi"
 

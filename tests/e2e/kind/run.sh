@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Tests of tests/e2e on a new cluster of kind: run.sh [ARGUMENTS OF PYTEST]
-# It needs docker, kind, kubectl and the network. The smoke tests are the default, without those of a
-# volume of an exact size, which kind has not, and of KServe's controller.
+# It needs docker, kind, kubectl and the network. The smoke tests are the default; those
+# of KServe and KubeRay skip.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 cluster=kfp-ddp-e2e
 version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' kfp_ddp/__init__.py)
 images=("ghcr.io/kfp-ddp/launcher:$version" "ghcr.io/kfp-ddp/trainer:$version")
-[ $# -gt 0 ] || set -- tests/e2e -m smoke -k "not small and not faults" --numprocesses 2 --dist loadfile --durations 10
+[ $# -gt 0 ] || set -- tests/e2e -m smoke --numprocesses 2 --dist loadfile --durations 10
 node=kindest/node:v1.36.1@sha256:3489c7674813ba5d8b1a9977baea8a6e553784dab7b84759d1014dbd78f7ebd5
 snapshots=https://github.com/kubernetes-csi/external-snapshotter
 folder=$(mktemp -d)
