@@ -73,7 +73,7 @@ ALL = select(None)
 @pytest.mark.parametrize(
     ("path", "first", "not_reached"),
     [
-        (f"{E2E}/test_netcheck.py", "test_netcheck", "test_pulls"),
+        (f"{E2E}/test_servers.py", "test_servers", "test_pulls"),
         (f"{E2E}/harness/kserve.py", "test_deploy_step", "test_launch_jobs"),
         ("kfp_ddp/models/serving/rollout.py", "test_deploy_step", "test_launch_jobs"),
         ("kfp_ddp/datasets/volume/publish.py", "test_dataset_volume_cluster", "test_launch_jobs"),
@@ -104,17 +104,17 @@ def test_what_no_test_on_a_cluster_reads_reaches_none() -> None:
 
 
 def test_a_test_that_imports_more_of_what_changed_is_nearer() -> None:
-    one, other = f"{E2E}/test_netcheck.py", f"{E2E}/test_deploy_step.py"
+    one, other = f"{E2E}/test_servers.py", f"{E2E}/test_deploy_step.py"
     assert select([one, other, "kfp_ddp/models/serving/rollout.py"])[:2] == [other, one]
 
 
 @pytest.mark.slow  # it collects
 def test_a_test_that_is_not_begun_in_time_is_named() -> None:
-    command = [sys.executable, "-m", "pytest", f"{E2E}/test_netcheck.py"]
+    command = [sys.executable, "-m", "pytest", f"{E2E}/test_servers.py"]
     environment = {**os.environ, "KUBECONFIG": "", "KFP_DDP_TEST_MINUTES": "0"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    assert "test_netcheck.py: not begun within 0 minutes" in done.stdout
+    assert "test_servers.py: not begun within 0 minutes" in done.stdout
 
 
 def test_every_change_waits_for_at_most_25_smoke_tests() -> None:
