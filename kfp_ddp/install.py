@@ -62,6 +62,9 @@ class Installation:
     work_claim: str = Requirements.work_claim
     see_nodes: bool = setting(True, "Permission to read the GPUs of nodes, for gpus_per_node=-1.")
     copies: bool = setting(False, "Permissions for publish=clone, snapshot, populator and auto.")
+    divide_accounts: bool = setting(
+        False, "Accounts kfp-ddp-steps, for runs, and kfp-ddp-launcher, which launches their jobs."
+    )
     network_policy: bool = setting(False, "NetworkPolicies: only the connections that runs need.")
     egress_ports: tuple[int, ...] = ()
     """Further TCP ports that the policies allow to any address."""
@@ -84,7 +87,9 @@ def manifests(target: Installation) -> list[Object]:
     """Return all objects but the job for volumes and the LimitRange, roles before bindings."""
     folders = ["rbac", "eviction"]
     folders += ["rbac/nodes"] if target.see_nodes else []
-    folders += ["storage"] if target.copies else []
+    folders += ["rbac/divided"] if target.divide_accounts else []
+    # In place of the account that KFP's manifests give rights on PVCs.
+    folders += ["storage"] if target.copies or target.divide_accounts else []
     folders += ["network"] if target.network_policy or target.egress_ports else []
     objects: list[Object] = []
     for folder in folders:

@@ -13,7 +13,7 @@ from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.check_job import GANGS
 from kfp_ddp.jobs.kinds import KINDS, pod
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import Api, ApiError, Object, review
+from kfp_ddp.k8s.api import LAUNCHER, STEPS, Api, ApiError, Object, review
 from kfp_ddp.k8s.objects import label
 from kfp_ddp.k8s.resource import CONFIG_MAPS, NAMESPACES, PODS, Resource
 
@@ -71,7 +71,8 @@ def rights(cluster: CheckContext) -> list[Finding]:
 
 def _right(api: Api, run: Requirements, right: Right, title: str, remedy: str) -> Finding:
     group, resource, verbs, required = right
-    account = run.service_account
+    # Steps of a run as STEPS launch with the token of the other account.
+    account = LAUNCHER if run.service_account == STEPS else run.service_account
     user = f"system:serviceaccount:{api.namespace}:{account}" if account else ""
     # Nodes have no namespace.
     scope = Api(api.client, "") if resource == "nodes" else api

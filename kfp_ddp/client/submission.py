@@ -324,6 +324,7 @@ def job_pipeline(inputs: Mapping[str, Any], kind: str, images: Images, folder: P
     from kfp_ddp.components.job.component import job
     from kfp_ddp.jobs.engine import specification
     from kfp_ddp.pipelines.compiled import write
+    from kfp_ddp.pipelines.steps import launching
 
     names = {"run_id": "JOB_ID", "task_name": "TASK_NAME", "task_id": "TASK_ID"}
     ids = {name: getattr(dsl, f"PIPELINE_{one}_PLACEHOLDER") for name, one in names.items()}
@@ -334,6 +335,8 @@ def job_pipeline(inputs: Mapping[str, Any], kind: str, images: Images, folder: P
     specification(inputs["settings"], dsl.TaskConfig(), **own, kind=checked)
 
     def function(backend: str = kind) -> None:
-        job(**ids, **inputs, kind=backend)
+        task = job(**ids, **inputs, kind=backend)
+        if kind != LOCAL:
+            launching(task)
 
     return write({title: dsl.pipeline(function, name=title)}, folder, images)[0]

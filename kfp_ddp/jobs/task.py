@@ -6,7 +6,7 @@ from typing import Any
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import is_per_node, is_remote
-from kfp_ddp.k8s.api import Api, Object, own_pod
+from kfp_ddp.k8s.api import LAUNCHER_DIR, Api, Object, own_pod
 
 
 def claims_by_volume(volumes: Iterable[Object]) -> dict[str, str]:
@@ -101,17 +101,20 @@ def claim_of(fields: dict[str, Any], path: str) -> str:
 def with_task_config(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]:
     """Return `fields` over those of a dsl.TaskConfig: lists and mappings of both are merged.
 
-    Any part of the TaskConfig may be None.
+    Any part of the TaskConfig may be None. The token of the launcher's account stays in the step.
     """
     if task_config is None:
         return fields
+    mounts = task_config.volume_mounts or []
+    kept = [one for one in mounts if one["mountPath"] != LAUNCHER_DIR]
+    own_volumes = {one["name"] for one in mounts} - {one["name"] for one in kept}
     parts = {
         "affinity": task_config.affinity,
         "tolerations": task_config.tolerations,
         "node_selector": task_config.node_selector,
         "env_vars": task_config.env,
-        "volumes": task_config.volumes,
-        "volume_mounts": task_config.volume_mounts,
+        "volumes": [one for one in task_config.volumes or () if one["name"] not in own_volumes],
+        "volume_mounts": kept,
         "resources": _quantities(task_config.resources or {}),
     }
     task = {name: value for name, value in parts.items() if value}
