@@ -140,7 +140,7 @@ HARDENED: Object = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 # Resources of KFP 2.17's init container, which copies its launcher into the pod of a step.
-LAUNCHER = {"limits": {"cpu": "500m", "memory": "256Mi"}, "requests": {"cpu": "100m"}}
+KFP_LAUNCHER = {"limits": {"cpu": "500m", "memory": "256Mi"}, "requests": {"cpu": "100m"}}
 ARGO = "workflow-controller-configmap"
 
 
@@ -151,7 +151,7 @@ def admitted(cluster: CheckContext) -> list[Finding]:
     limits = {"cpu": steps.evaluate_cpu, "memory": steps.evaluate_memory}
     main = _container("main", {"limits": limits, "requests": EVALUATE_REQUESTS})
     step = {  # as KFP and Argo create it
-        "initContainers": [_container("init", executor), _container("kfp-launcher", LAUNCHER)],
+        "initContainers": [_container("init", executor), _container("kfp-launcher", KFP_LAUNCHER)],
         "containers": [main, _container("wait", executor)],
     }
     findings = [_request(api, "pods of steps", step)]

@@ -181,6 +181,7 @@ def test_kserve(objects: dict[str, Object], state: str, message: str, remedy: st
     [
         (PODS, "system:serviceaccount:space:default", "apply deploy/rbac there"),
         (STORAGE_CLASSES, "system:serviceaccount:space:default", "apply deploy/storage there"),
+        (PODS, "system:serviceaccount:space:kfp-ddp-steps", "mount the secret kfp-ddp-launcher at"),
         (PODS, "jane", "ask an administrator for it"),
         (Resource("v1", "services", role=""), "system:serviceaccount:a:b", "ask an administrator"),
     ],
@@ -192,17 +193,40 @@ def test_remedy_of_a_missing_right(resource: Resource, account: str, remedy: str
     assert f"as {account}; {remedy}" in line
 
 
-def test_checked_rights_are_those_of_deploy() -> None:
-    role = yaml.safe_load((DEPLOY / "rbac" / "role.yaml").read_text())
-    granted = {
+def granted(file: Path) -> set[tuple[str, str, str]]:
+    """Return group, resource and verb of the rules of a Role."""
+    return {
         (group, resource, verb)
-        for rule in role["rules"]
+        for rule in yaml.safe_load(file.read_text())["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
+
+
+def test_checked_rights_are_those_of_deploy() -> None:
     required = [*launch_rights("pytorchjob", "shop", *GANGS), *KUEUE_RIGHTS]
-    assert {(g, kind, verb) for g, kind, verbs, _ in required for verb in verbs.split()} == granted
+    checked = {(g, kind, verb) for g, kind, verbs, _ in required for verb in verbs.split()}
+    assert checked == granted(DEPLOY / "rbac" / "role.yaml")
+
+
+def test_steps_of_divided_accounts_write_nothing_but_what_argo_needs() -> None:
+    file = DEPLOY / "rbac" / "divided" / "role.yaml"
+    rights = granted(file)
+    writes = {right for right in rights if right[2] not in ("get", "list", "watch")}
+    results = "argoproj.io", "workflowtaskresults"
+    assert writes == {(*results, "create"), (*results, "patch")}
+    named = {
+        (resource, name)
+        for rule in yaml.safe_load(file.read_text())["rules"]
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames", ["*"])
+        if resource in ("secrets", "configmaps")
+    }
+    assert named == {("secrets", "mlpipeline-minio-artifact"), ("configmaps", "kfp-launcher")}
+    # Whether a run is alive: a kind that may not be listed counts as not there.
+    live = {(kind.resource.group, kind.resource.plural, "list") for kind in KINDS.values()}
+    assert live <= rights
 
 
 KEY = {"type": "service_account", "client_email": "a", "private_key": "b"}
