@@ -87,12 +87,12 @@ def manifests(target: Installation) -> list[Object]:
     """Return all objects but the job for volumes and the LimitRange, roles before bindings."""
     folders = ["rbac", "eviction"]
     folders += ["rbac/nodes"] if target.see_nodes else []
-    folders += ["rbac/divided"] if target.divide_accounts else []
-    # In place of the account that KFP's manifests give rights on PVCs.
-    folders += ["storage"] if target.copies or target.divide_accounts else []
+    # The stock account has rights on PVCs by KFP's own manifests.
+    folders += ["rbac/divided", "storage"] if target.divide_accounts else []
+    folders += ["storage"] if target.copies else []
     folders += ["network"] if target.network_policy or target.egress_ports else []
     objects: list[Object] = []
-    for folder in folders:
+    for folder in dict.fromkeys(folders):
         (kustomization,) = read(DEPLOY / folder / "kustomization.yaml")
         files = [DEPLOY / folder / name for name in kustomization["resources"]]
         objects += [into(one, target.namespace) for file in files for one in read(file)]

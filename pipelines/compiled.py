@@ -30,9 +30,6 @@ from kfp_ddp.pipelines.document import SUFFIXES
 PROGRAM = ["python3", "-m", "kfp_ddp.components", "kfp.dsl.executor_main"]
 PUBLIC = Images()
 NEEDS = f"Its namespace needs kfp-ddp install of version {__version__}."
-# The SDK repeats resources and names of volumes in the fields of an older KFP.
-OLD_RESOURCES = ("cpuRequest", "memoryRequest", "cpuLimit", "memoryLimit")
-DEPRECATED = {"pvcMount": "componentInputParameter", "secretAsVolume": "secretName"}
 # What our steps have for the pods of their jobs.
 PASSED = (dsl.TaskConfigField.ENV, dsl.TaskConfigField.KUBERNETES_VOLUMES)
 
@@ -106,11 +103,8 @@ def _adapt_steps(pipeline: Any, restricted: bool) -> None:
         platform[label].get_or_create_list("configMapAsVolume").append(
             {"configMapNameParameter": constant, "mountPath": FOLDER, "optional": True}
         )
-        for field in OLD_RESOURCES:
-            executor["container"]["resources"].fields.pop(field, None)
-        for kind, field in DEPRECATED.items():
-            for mount in platform[label].fields.get(kind, Value()).list_value.values:
-                mount.struct_value.fields.pop(field, None)
+        for mount in platform[label].fields.get("pvcMount", Value()).list_value.values:
+            mount.struct_value.fields.pop("componentInputParameter", None)  # of an older KFP
         user = {"runAsUser": str(USER), "runAsNonRoot": True}
         platform[label].update({"securityContext": user})
         for side in (component.input_definitions, component.output_definitions):

@@ -116,9 +116,7 @@ def install(
     account = "pipeline-runner" if api.namespace == "kubeflow" else "default-editor"
     if target.divide_accounts:
         account = STEPS
-        echo(
-            f"Run with --service-account {STEPS}, or set KFP_DDP_SERVICE_ACCOUNT: it is no default"
-        )
+        echo(f"Runs are divided with --service-account {STEPS} or KFP_DDP_SERVICE_ACCOUNT")
     if not dry_run:
         echo(f"Next: kfp-ddp doctor -n {api.namespace} --service-account {account}")
     sys.exit(int(stopped))

@@ -321,6 +321,7 @@ def job_pipeline(inputs: Mapping[str, Any], kind: str, images: Images, folder: P
     """Compile the pipeline of one job to a file; raise the InputError that its step would."""
     from kfp import dsl
 
+    from kfp_ddp.checks.preflight import token_of
     from kfp_ddp.components.job.component import job
     from kfp_ddp.jobs.engine import specification
     from kfp_ddp.pipelines.compiled import write
@@ -335,8 +336,6 @@ def job_pipeline(inputs: Mapping[str, Any], kind: str, images: Images, folder: P
     specification(inputs["settings"], dsl.TaskConfig(), **own, kind=checked)
 
     def function(backend: str = kind) -> None:
-        task = job(**ids, **inputs, kind=backend)
-        if kind != LOCAL:
-            launching(task)
+        launching(job(**ids, **inputs, kind=backend), token_of(kind))
 
     return write({title: dsl.pipeline(function, name=title)}, folder, images)[0]

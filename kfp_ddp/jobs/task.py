@@ -6,7 +6,7 @@ from typing import Any
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import is_per_node, is_remote
-from kfp_ddp.k8s.api import LAUNCHER_DIR, Api, Object, own_pod
+from kfp_ddp.k8s.api import LAUNCHER, Api, Object, own_pod
 
 
 def claims_by_volume(volumes: Iterable[Object]) -> dict[str, str]:
@@ -105,16 +105,13 @@ def with_task_config(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]
     """
     if task_config is None:
         return fields
-    mounts = task_config.volume_mounts or []
-    kept = [one for one in mounts if one["mountPath"] != LAUNCHER_DIR]
-    own_volumes = {one["name"] for one in mounts} - {one["name"] for one in kept}
     parts = {
         "affinity": task_config.affinity,
         "tolerations": task_config.tolerations,
         "node_selector": task_config.node_selector,
         "env_vars": task_config.env,
-        "volumes": [one for one in task_config.volumes or () if one["name"] not in own_volumes],
-        "volume_mounts": kept,
+        "volumes": _without_token(task_config.volumes),
+        "volume_mounts": _without_token(task_config.volume_mounts),
         "resources": _quantities(task_config.resources or {}),
     }
     task = {name: value for name, value in parts.items() if value}
@@ -123,6 +120,11 @@ def with_task_config(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]
         if own := fields.get(name):
             merged[name] = _merge(value, own) if isinstance(value, dict) else [*value, *own]
     return merged
+
+
+def _without_token(named: Iterable[Object] | None) -> list[Object]:
+    """Return volumes, or mounts, of a step without the secret, after which KFP names its volume."""
+    return [one for one in named or () if one["name"] != LAUNCHER]
 
 
 def _merge(base: Object, own: Object) -> Object:

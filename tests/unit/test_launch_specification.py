@@ -184,6 +184,8 @@ def test_token_of_the_launcher_stays_in_the_step() -> None:
     (volume,) = fields["volumes"]
     (mount,) = fields["volume_mounts"]
     assert (volume["name"], mount["mountPath"]) == ("kfp-ddp-bucket", SECRET)
+    secret = {"name": "token", "secret": {"secretName": LAUNCHER}}
+    assert with_task_config(task, {"volumes": [secret]})["volumes"] == [volume, secret]
 
 
 def test_non_root_is_asked_of_our_container_and_not_of_an_operators() -> None:
