@@ -13,7 +13,7 @@ OWN = Path(FOLDERS[0], "kubernetes.io", "serviceaccount", "namespace")
 TYPES = {"PATCH": "application/merge-patch+json"}
 NEW = {"metadata": {"generateName": "stranger-"}}
 POD = {"spec": {"containers": [{"name": "main", "image": "a:1"}]}}
-REQUESTS = (
+REQUESTS: tuple[tuple[str, str, str, object], ...] = (
     ("DELETE", "/apis/kubeflow.org/v1", "pytorchjobs/other", None),
     ("DELETE", "/apis/kubeflow.org/v1", "pytorchjobs", None),
     ("POST", "/apis/kubeflow.org/v1", "pytorchjobs", NEW),
