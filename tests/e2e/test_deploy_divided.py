@@ -74,25 +74,28 @@ def test_a_network_of_a_stranger_may_change_nothing(divided: Scene, tmp_path: Pa
     assert set(tokens["evaluate"]) == {"1"}, "the step's own, not the launcher's"
 
 
-@pytest.mark.smoke
-def test_the_account_that_launches_has_the_rest(divided: Scene) -> None:
-    grounds = divided.grounds
-    mine = {
-        ("delete", "kubeflow.org", "pytorchjobs"): LAUNCHER,
-        ("create", "trainer.kubeflow.org", "trainjobs"): LAUNCHER,
-        ("create", "", "configmaps"): LAUNCHER,
-        ("patch", "serving.kserve.io", "inferenceservices"): LAUNCHER,
-        ("create", "", "persistentvolumeclaims"): LAUNCHER,
-        ("list", "kubeflow.org", "pytorchjobs"): f"{LAUNCHER} {STEPS}",
-        ("create", "argoproj.io", "workflowtaskresults"): f"{LAUNCHER} {STEPS}",
-        ("create", "", "pods"): "",
-        ("get", "", "secrets"): "",
-    }
-    for account in (LAUNCHER, STEPS):
-        with rights.act_as(grounds.api, grounds.namespace, account) as acts:
-            api = Api(acts, grounds.namespace)
-            for right, accounts in mine.items():
-                assert review(api, *right) == (account in accounts.split()), (account, right)
+RIGHTS = {
+    ("delete", "kubeflow.org", "pytorchjobs"): LAUNCHER,
+    ("create", "trainer.kubeflow.org", "trainjobs"): LAUNCHER,
+    ("create", "", "configmaps"): LAUNCHER,
+    ("patch", "serving.kserve.io", "inferenceservices"): LAUNCHER,
+    ("create", "", "persistentvolumeclaims"): LAUNCHER,
+    ("list", "kubeflow.org", "pytorchjobs"): f"{LAUNCHER} {STEPS}",
+    ("create", "argoproj.io", "workflowtaskresults"): f"{LAUNCHER} {STEPS}",
+    ("create", "", "pods"): "",
+    ("get", "", "secrets"): "",
+}
+"""Which accounts have a right."""
+
+
+def test_the_account_that_launches_has_the_rest(cluster: client.ApiClient) -> None:
+    with namespace(cluster, ours=False) as bare:
+        grounds = divide(bare)
+        for account in (LAUNCHER, STEPS):
+            with rights.act_as(cluster, grounds.namespace, account) as acts:
+                api = Api(acts, grounds.namespace)
+                for right, accounts in RIGHTS.items():
+                    assert review(api, *right) == (account in accounts.split()), (account, right)
 
 
 @pytest.mark.parametrize("mounted", [True, False])
