@@ -62,6 +62,9 @@ class Installation:
     work_claim: str = Requirements.work_claim
     see_nodes: bool = setting(True, "Permission to read the GPUs of nodes, for gpus_per_node=-1.")
     copies: bool = setting(False, "Permissions for publish=clone, snapshot, populator and auto.")
+    divide_accounts: bool = setting(
+        False, "Accounts kfp-ddp-steps, for runs, and kfp-ddp-launcher, which launches their jobs."
+    )
     network_policy: bool = setting(False, "NetworkPolicies: only the connections that runs need.")
     egress_ports: tuple[int, ...] = ()
     """Further TCP ports that the policies allow to any address."""
@@ -84,10 +87,12 @@ def manifests(target: Installation) -> list[Object]:
     """Return all objects but the job for volumes and the LimitRange, roles before bindings."""
     folders = ["rbac", "eviction"]
     folders += ["rbac/nodes"] if target.see_nodes else []
+    # The stock account has rights on PVCs by KFP's own manifests.
+    folders += ["rbac/divided", "storage"] if target.divide_accounts else []
     folders += ["storage"] if target.copies else []
     folders += ["network"] if target.network_policy or target.egress_ports else []
     objects: list[Object] = []
-    for folder in folders:
+    for folder in dict.fromkeys(folders):
         (kustomization,) = read(DEPLOY / folder / "kustomization.yaml")
         files = [DEPLOY / folder / name for name in kustomization["resources"]]
         objects += [into(one, target.namespace) for file in files for one in read(file)]

@@ -103,6 +103,8 @@ def _adapt_steps(pipeline: Any, restricted: bool) -> None:
         platform[label].get_or_create_list("configMapAsVolume").append(
             {"configMapNameParameter": constant, "mountPath": FOLDER, "optional": True}
         )
+        for mount in platform[label].fields.get("pvcMount", Value()).list_value.values:
+            mount.struct_value.fields.pop("componentInputParameter", None)  # of an older KFP
         user = {"runAsUser": str(USER), "runAsNonRoot": True}
         platform[label].update({"securityContext": user})
         for side in (component.input_definitions, component.output_definitions):

@@ -26,11 +26,22 @@ from kfp_ddp.components.tune.component import tune
 from kfp_ddp.core.folders import SCRATCH
 from kfp_ddp.core.step import SECRET
 from kfp_ddp.jobs.identity import STEP
+from kfp_ddp.k8s.api import LAUNCHER, LAUNCHER_DIR
 
 
 def named(task: dsl.PipelineTask) -> dsl.PipelineTask:
     """Label the pod of a step with the name of its component."""
     return kubernetes.add_pod_label(task, STEP, task.component_spec.name)
+
+
+def launching(task: dsl.PipelineTask, secret: Any = LAUNCHER) -> dsl.PipelineTask:
+    """Give a step that launches or deletes the token of the launcher's account, if it exists.
+
+    A step that runs a network of a user's own must not have it; `secret` may be an output.
+    """
+    return kubernetes.use_secret_as_volume(
+        task, secret_name=secret, mount_path=LAUNCHER_DIR, optional=True
+    )
 
 
 def small(task: dsl.PipelineTask) -> dsl.PipelineTask:
@@ -100,7 +111,7 @@ class Steps:
         first = preflight(**self.form, **inputs).set_display_name("preflight: check settings")
         # Each million objects of the listing take 200 MB.
         small(first.set_caching_options(False)).set_memory_limit("4Gi")
-        return self.with_bucket(first).outputs
+        return launching(self.with_bucket(first)).outputs
 
     def with_bucket(self, task: dsl.PipelineTask) -> dsl.PipelineTask:
         """Give a step the credentials of the bucket's secret, if that exists."""
@@ -138,7 +149,7 @@ class Steps:
             **self.at,
             **self.keep,
         ).set_display_name("teardown: clean up")
-        small(self.mounted(last, None))
+        small(launching(self.mounted(last, None)))
         return dsl.ExitHandler(last, name=name)
 
     def data(self) -> Outputs:
@@ -171,7 +182,7 @@ class Steps:
             sync=plan["sync"],
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
         ).set_display_name("dataset-volume: prepare mounts")
-        outputs: Outputs = small(volume.set_caching_options(False)).outputs
+        outputs: Outputs = small(launching(volume.set_caching_options(False))).outputs
         return outputs
 
     def changes(self, synced: dsl.PipelineTask) -> dsl.PipelineTask:
@@ -206,7 +217,7 @@ class Steps:
             **self.at,
             **more,
         ).set_display_name(title)
-        self.mounted(task, data["claim"])
+        launching(self.mounted(task, data["claim"]), self.plan["train_token"])
         limits = (self.plan["train_cpu"], self.plan["train_memory"])
         outputs: Outputs = no_eviction(sized(task, LAUNCHER_REQUESTS, *limits)).outputs
         return outputs
@@ -224,7 +235,8 @@ class Steps:
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
             **more,
         ).set_display_name("evaluate: measure accuracy")
-        outputs: Outputs = self.computing(self.mounted(task, data["claim"])).outputs
+        launching(self.mounted(task, data["claim"]), self.plan["evaluate_token"])
+        outputs: Outputs = self.computing(task).outputs
         return outputs
 
     def predicted(self) -> None:
@@ -291,4 +303,4 @@ class Steps:
                     release=self.plan["release"],
                     run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
                 ).set_display_name("deploy: canary, then promote")
-                small(self.with_bucket(rollout.set_caching_options(False)))
+                small(launching(self.with_bucket(rollout.set_caching_options(False))))

@@ -54,11 +54,13 @@ def preflight(
         ("sync_memory", str),
         ("train_cpu", str),
         ("train_memory", str),
+        ("train_token", str),
         ("evaluate_cpu", str),
         ("evaluate_memory", str),
         ("evaluate_gpus", str),
         ("evaluate_backend", str),
         ("evaluate_job", dict),
+        ("evaluate_token", str),
         ("gpu_resource", str),
         ("sweep", dict),
     ],
@@ -80,8 +82,8 @@ def preflight(
 
     Returns:
         Settings of training, job, sync, gate, measuring, release and layout; the service for the
-        roll-out; name, PVC and publishing of the dataset; the champion; resources of the steps;
-        settings of the sweep.
+        roll-out; name, PVC and publishing of the dataset; the champion; resources of the steps,
+        and the Secrets with a token that they mount; settings of the sweep.
     """
     inputs = dict(locals())
     from kfp_ddp.checks.preflight import run

@@ -13,7 +13,7 @@ from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.check_job import GANGS
 from kfp_ddp.jobs.kinds import KINDS, pod
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import Api, ApiError, Object, review
+from kfp_ddp.k8s.api import LAUNCHER, STEPS, Api, ApiError, Object, review
 from kfp_ddp.k8s.objects import label
 from kfp_ddp.k8s.resource import CONFIG_MAPS, NAMESPACES, PODS, Resource
 
@@ -71,7 +71,8 @@ def rights(cluster: CheckContext) -> list[Finding]:
 
 def _right(api: Api, run: Requirements, right: Right, title: str, remedy: str) -> Finding:
     group, resource, verbs, required = right
-    account = run.service_account
+    # Steps of a run as STEPS launch with the token of the other account.
+    account = LAUNCHER if run.service_account == STEPS else run.service_account
     user = f"system:serviceaccount:{api.namespace}:{account}" if account else ""
     # Nodes have no namespace.
     scope = Api(api.client, "") if resource == "nodes" else api
@@ -139,7 +140,7 @@ HARDENED: Object = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 # Resources of KFP 2.17's init container, which copies its launcher into the pod of a step.
-LAUNCHER = {"limits": {"cpu": "500m", "memory": "256Mi"}, "requests": {"cpu": "100m"}}
+KFP_LAUNCHER = {"limits": {"cpu": "500m", "memory": "256Mi"}, "requests": {"cpu": "100m"}}
 ARGO = "workflow-controller-configmap"
 
 
@@ -150,7 +151,7 @@ def admitted(cluster: CheckContext) -> list[Finding]:
     limits = {"cpu": steps.evaluate_cpu, "memory": steps.evaluate_memory}
     main = _container("main", {"limits": limits, "requests": EVALUATE_REQUESTS})
     step = {  # as KFP and Argo create it
-        "initContainers": [_container("init", executor), _container("kfp-launcher", LAUNCHER)],
+        "initContainers": [_container("init", executor), _container("kfp-launcher", KFP_LAUNCHER)],
         "containers": [main, _container("wait", executor)],
     }
     findings = [_request(api, "pods of steps", step)]

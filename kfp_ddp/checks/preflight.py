@@ -23,7 +23,7 @@ from kfp_ddp.jobs import check_job
 from kfp_ddp.jobs.kinds.pod import resources, scheduling
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec
 from kfp_ddp.jobs.task import check_bucket_training
-from kfp_ddp.k8s.api import Api, ApiError, Object, schedulable_nodes
+from kfp_ddp.k8s.api import LAUNCHER, Api, ApiError, Object, schedulable_nodes
 from kfp_ddp.k8s.objects import parse_quantity
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models import weights_download
@@ -105,10 +105,21 @@ def _plan(run: Run) -> dict[str, Any]:
             f"train_{name}": max(limits.get(name, least), least, key=parse_quantity)
             for name, least in LAUNCHER_REQUESTS.items()
         },
+        train_token=token_of(run.parameters.backend),
         **evaluation(run.steps, run.spec),
+        evaluate_token=token_of(run.steps.evaluate_backend),
         gpu_resource=run.spec.gpu_resource,
         sweep=run.sweep.explicit() if run.sweep else {},
     )
+
+
+NO_TOKEN = "kfp-ddp-no-token"  # noqa: S105
+"""A Secret that does not exist: KFP refuses an empty name."""
+
+
+def token_of(backend: str) -> str:
+    """Return the Secret with the token of a step, which has none if it computes itself."""
+    return NO_TOKEN if backend == "local" else LAUNCHER
 
 
 def evaluation(steps: StepResources, spec: LaunchSpec) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from kfp_ddp.core.config import Connection
 from kfp_ddp.core.images import SETTINGS, Images
 from kfp_ddp.install import OWNERS, Done, Installation
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import Api
+from kfp_ddp.k8s.api import STEPS, Api
 
 WORDS = {"left": "exists, unchanged"}
 CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
@@ -32,7 +32,7 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
 @click.command("install")
 @configured("namespace", "context", *SETTINGS, "pip_index_url", "pip_proxy")
 @field_options(Installation, "storage_class", "access_mode", "size", "image", "see_nodes", "copies")
-@field_options(Installation, "network_policy")
+@field_options(Installation, "divide_accounts", "network_policy")
 @click.option(
     *("--egress-port", "egress_ports"),
     type=click.IntRange(1, 65535),
@@ -114,6 +114,9 @@ def install(
     if credentials.remedy:
         echo(f"  → {credentials.remedy}")
     account = "pipeline-runner" if api.namespace == "kubeflow" else "default-editor"
+    if target.divide_accounts:
+        account = STEPS
+        echo(f"Runs are divided with --service-account {STEPS} or KFP_DDP_SERVICE_ACCOUNT")
     if not dry_run:
         echo(f"Next: kfp-ddp doctor -n {api.namespace} --service-account {account}")
     sys.exit(int(stopped))

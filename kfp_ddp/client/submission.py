@@ -321,9 +321,11 @@ def job_pipeline(inputs: Mapping[str, Any], kind: str, images: Images, folder: P
     """Compile the pipeline of one job to a file; raise the InputError that its step would."""
     from kfp import dsl
 
+    from kfp_ddp.checks.preflight import token_of
     from kfp_ddp.components.job.component import job
     from kfp_ddp.jobs.engine import specification
     from kfp_ddp.pipelines.compiled import write
+    from kfp_ddp.pipelines.steps import launching
 
     names = {"run_id": "JOB_ID", "task_name": "TASK_NAME", "task_id": "TASK_ID"}
     ids = {name: getattr(dsl, f"PIPELINE_{one}_PLACEHOLDER") for name, one in names.items()}
@@ -334,6 +336,6 @@ def job_pipeline(inputs: Mapping[str, Any], kind: str, images: Images, folder: P
     specification(inputs["settings"], dsl.TaskConfig(), **own, kind=checked)
 
     def function(backend: str = kind) -> None:
-        job(**ids, **inputs, kind=backend)
+        launching(job(**ids, **inputs, kind=backend), token_of(kind))
 
     return write({title: dsl.pipeline(function, name=title)}, folder, images)[0]

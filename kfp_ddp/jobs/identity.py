@@ -138,7 +138,8 @@ def live_runs(api: Api | None = None) -> Callable[[str], bool]:
 def _objects(api: Api, resource: Resource) -> list[Object]:
     """Return the objects of a resource; none without its API or the right to read it.
 
-    An account that may not read a kind of job creates none either. Workflows must be readable.
+    No run has a kind of job that its account may not list, as both accounts of deploy/rbac may list
+    all kinds. Workflows must be readable.
     """
     try:
         return api.list_objects(resource, retry=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import is_per_node, is_remote
-from kfp_ddp.k8s.api import Api, Object, own_pod
+from kfp_ddp.k8s.api import LAUNCHER, Api, Object, own_pod
 
 
 def claims_by_volume(volumes: Iterable[Object]) -> dict[str, str]:
@@ -101,7 +101,7 @@ def claim_of(fields: dict[str, Any], path: str) -> str:
 def with_task_config(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]:
     """Return `fields` over those of a dsl.TaskConfig: lists and mappings of both are merged.
 
-    Any part of the TaskConfig may be None.
+    Any part of the TaskConfig may be None. The token of the launcher's account stays in the step.
     """
     if task_config is None:
         return fields
@@ -110,8 +110,8 @@ def with_task_config(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]
         "tolerations": task_config.tolerations,
         "node_selector": task_config.node_selector,
         "env_vars": task_config.env,
-        "volumes": task_config.volumes,
-        "volume_mounts": task_config.volume_mounts,
+        "volumes": _without_token(task_config.volumes),
+        "volume_mounts": _without_token(task_config.volume_mounts),
         "resources": _quantities(task_config.resources or {}),
     }
     task = {name: value for name, value in parts.items() if value}
@@ -120,6 +120,11 @@ def with_task_config(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]
         if own := fields.get(name):
             merged[name] = _merge(value, own) if isinstance(value, dict) else [*value, *own]
     return merged
+
+
+def _without_token(named: Iterable[Object] | None) -> list[Object]:
+    """Return volumes, or mounts, of a step without the secret, after which KFP names its volume."""
+    return [one for one in named or () if one["name"] != LAUNCHER]
 
 
 def _merge(base: Object, own: Object) -> Object:

@@ -19,6 +19,12 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+LAUNCHER = "kfp-ddp-launcher"
+"""Account that launches and deletes (deploy/rbac/divided), and the Secret with its token."""
+LAUNCHER_DIR = "/run/kfp-ddp"
+"""Where the steps that launch or delete mount that Secret, if it exists."""
+STEPS = "kfp-ddp-steps"
+"""Account of a run whose other steps have no right to launch or delete."""
 CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
 # A starting API server returns these until it has loaded its RBAC rules and custom resources.
 UNSURE = (401, 403, 404)
@@ -86,6 +92,8 @@ def no_right(verb: str, resource: Resource, namespace: str, user: str = "") -> s
     is_person = user and not user.startswith("system:serviceaccount:")
     role = "" if is_person else resource.role
     remedy = f"apply {role} there" if role else "ask an administrator for it"
+    if user.endswith(f":{STEPS}"):
+        remedy = f"mount the secret {LAUNCHER} at {LAUNCHER_DIR}, or run it as {LAUNCHER}"
     whose = f" as {user}" if user else ""
     return f"no right to {verb} {resource.plural} {resource.place(namespace)}{whose}; {remedy}"
 
@@ -98,6 +106,20 @@ def config_faults() -> tuple[type[Exception], ...]:
     return config.ConfigException, yaml.YAMLError, OSError, TypeError, ValueError
 
 
+def _load_account(configuration: Any) -> None:
+    """Configure a client as the launcher's account or that of the pod; raise ConfigException."""
+    from kubernetes import config
+    from kubernetes.config import incluster_config
+
+    token = Path(LAUNCHER_DIR, "token")
+    if not token.exists():
+        config.load_incluster_config(configuration)
+        return
+    incluster_config.InClusterConfigLoader(
+        token_filename=str(token), cert_filename=incluster_config.SERVICE_CERT_FILENAME
+    ).load_and_set(configuration)
+
+
 class Api:
     """A client of the API server for one namespace."""
 
@@ -108,14 +130,17 @@ class Api:
 
     @classmethod
     def connect(cls, namespace: str = "", context: str = "") -> "Api":
-        """Connect as the pod's service account or by the kubeconfig; InputError for neither."""
+        """Connect as a service account or by the kubeconfig; InputError for neither.
+
+        The account is the launcher's where its token is mounted, else that of the pod.
+        """
         from kubernetes import client, config
 
         configuration = client.Configuration()
         configuration.retries = False
         if not context:  # which is one of the kubeconfig, also in a pod
             with contextlib.suppress(config.ConfigException):
-                config.load_incluster_config(configuration)
+                _load_account(configuration)
                 namespace = namespace or NAMESPACE_FILE.read_text().strip()
                 return cls(client.ApiClient(configuration), namespace)
         try:

@@ -275,12 +275,13 @@ def test_installed_objects_are_those_of_deploy(cluster: client.ApiClient) -> Non
 
     from kfp_ddp.install import DEPLOY
 
-    ours = {_key(item): item for item in manifests(Installation("kubeflow", copies=True))}
-    for folder in ("rbac", "rbac/nodes", "storage", "eviction"):
+    target = Installation("kubeflow", divide_accounts=True)
+    ours = {_key(item): item for item in manifests(target)}
+    for folder in ("rbac", "rbac/divided", "rbac/nodes", "storage", "eviction"):
         built = kubectl("kustomize", str(DEPLOY.resolve() / folder))
         for document in yaml.safe_load_all(built):
             mine = ours[_key(document)]
-            for part in ("rules", "roleRef", "spec"):
+            for part in ("rules", "roleRef", "spec", "type"):
                 assert mine.get(part) == document.get(part)
             named = [item["name"] for item in document.get("subjects", ())]
             assert [item["name"] for item in mine.get("subjects", ())] == named

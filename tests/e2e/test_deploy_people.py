@@ -17,19 +17,26 @@ from tests.pages import fences
 
 # Verb, group, resource and subresource, and who may.
 RIGHTS = {
-    ("list", "", "pods", ""): "look run promote",
-    ("get", "", "pods", "log"): "look run promote",
-    ("get", "pipelines.kubeflow.org", "runs", ""): "look run promote",
-    ("list", "kubeflow.org", "pytorchjobs", ""): "look run promote",
+    ("list", "", "pods", ""): "look run pods promote",
+    ("get", "", "pods", "log"): "look run pods promote",
+    ("get", "pipelines.kubeflow.org", "runs", ""): "look run pods promote",
+    ("list", "kubeflow.org", "pytorchjobs", ""): "look run pods promote",
     ("create", "pipelines.kubeflow.org", "runs", ""): "run",
     ("terminate", "pipelines.kubeflow.org", "runs", ""): "run",
     ("create", "pipelines.kubeflow.org", "jobs", ""): "run",
-    ("create", "", "pods", ""): "run",
-    ("create", "", "pods", "exec"): "run",
-    ("delete", "trainer.kubeflow.org", "trainjobs", ""): "run",
+    ("create", "", "pods", ""): "pods",
+    ("create", "", "pods", "exec"): "pods",
+    ("create", "trainer.kubeflow.org", "trainjobs", ""): "pods",
+    ("delete", "trainer.kubeflow.org", "trainjobs", ""): "run pods",
     ("patch", "serving.kserve.io", "inferenceservices", ""): "promote",
+    ("create", "serving.kserve.io", "inferenceservices", ""): "",
     ("delete", "serving.kserve.io", "inferenceservices", ""): "",
+    ("create", "", "pods", "ephemeralcontainers"): "",
+    ("create", "", "serviceaccounts", "token"): "",
+    ("impersonate", "", "serviceaccounts", ""): "",
     ("get", "", "secrets", ""): "",
+    ("create", "", "configmaps", ""): "",
+    ("patch", "argoproj.io", "workflows", ""): "",
     ("create", "rbac.authorization.k8s.io", "rolebindings", ""): "",
     ("delete", "", "persistentvolumeclaims", ""): "",
     ("delete", "networking.k8s.io", "networkpolicies", ""): "",
@@ -46,7 +53,7 @@ def test_people_may_what_their_role_is_for(cluster: client.ApiClient) -> None:
                 subject.clear()  # a token of a group's member needs a login outside of the cluster
                 subject |= {"kind": "ServiceAccount", "name": name, "namespace": ground.namespace}
             kubectl("apply", "-n", ground.namespace, "-f", "-", text=yaml.safe_dump(document))
-        for person in ("look", "run", "promote"):
+        for person in ("look", "run", "pods", "promote"):
             kubectl("create", "serviceaccount", person, "-n", ground.namespace)
             with act_as(cluster, ground.namespace, person) as acts:
                 api = Api(acts, ground.namespace)

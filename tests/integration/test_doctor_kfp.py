@@ -171,6 +171,30 @@ def test_a_context_in_a_pod_is_one_of_it(tmp_path: Path, monkeypatch: pytest.Mon
     assert own_namespace("it") == ""
 
 
+def test_a_step_uses_the_token_of_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its token: the certificate and the namespace are those of the pod."""
+    for name in ("own", "ca.crt", "namespace"):
+        (tmp_path / name).write_text(name)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    for name, file in (("TOKEN", "own"), ("CERT", "ca.crt")):
+        incluster = f"kubernetes.config.incluster_config.SERVICE_{name}_FILENAME"
+        monkeypatch.setattr(incluster, str(tmp_path / file))
+    monkeypatch.setattr("kfp_ddp.k8s.api.NAMESPACE_FILE", tmp_path / "namespace")
+    monkeypatch.setattr("kfp_ddp.k8s.api.LAUNCHER_DIR", str(tmp_path / "mounted"))
+
+    def token() -> str:
+        return str(Api.connect().client.configuration.api_key["authorization"])
+
+    assert token() == "bearer own"
+    (tmp_path / "mounted").mkdir()
+    assert token() == "bearer own", "the secret is not installed"
+    (tmp_path / "mounted" / "token").write_text("launcher")
+    assert token() == "bearer launcher"
+
+
 def write_kubeconfig(file: Path, server: str) -> None:
     """Write one with the context `it`, whose namespace is empty."""
     cluster = {"name": "it", "cluster": {"server": server}}

@@ -265,4 +265,5 @@ def test_evaluate_and_gate_of_the_pipeline_have_the_same_champion_and_secrets() 
     assert champions[0] == champions[1]
     platform = json_format.MessageToDict(train_resnet.platform_spec)["platforms"]["kubernetes"]
     executors = platform["deploymentSpec"]["executors"]
-    assert executors["exec-evaluate"]["secretAsVolume"] == executors["exec-gate"]["secretAsVolume"]
+    (secret,) = executors["exec-gate"]["secretAsVolume"]
+    assert executors["exec-evaluate"]["secretAsVolume"][0] == secret

@@ -18,6 +18,7 @@ from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.export.publish import Lineage
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.local import run_script
+from kfp_ddp.k8s.api import LAUNCHER
 from kfp_ddp.storage.kinds import open_store
 from tests.commands import call
 from tests.exports import exported
@@ -177,6 +178,9 @@ def test_a_function_is_a_job(kfp_server: KfpServer) -> None:
     spec = request.body["pipeline_spec"]
     root = spec.get("pipeline_spec", spec)["root"]
     assert root["inputDefinitions"]["parameters"]["backend"]["defaultValue"] == "trainjob"
+    platform = spec["platform_spec"]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    (token,) = platform["exec-job"]["secretAsVolume"]
+    assert token["secretNameParameter"]["runtimeValue"]["constant"] == LAUNCHER
     (task,) = root["dag"]["tasks"].values()
     values = (task["inputs"]["parameters"][n] for n in ("nodes", "script", "settings"))
     nodes, script, settings = (one["runtimeValue"]["constant"] for one in values)

@@ -13,6 +13,7 @@ import yaml
 from kfp_ddp.checks.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, SYNC_REQUESTS
 from kfp_ddp.core.step import SECRET
 from kfp_ddp.jobs.identity import STEP
+from kfp_ddp.k8s import api
 from kfp_ddp.pipelines import NAMES, compiled
 from kfp_ddp.training.recipes import RECIPES
 
@@ -67,7 +68,8 @@ def test_runs_in_a_bucket_mount_no_pvc(name: str, claims: list[str]) -> None:
         (scratch,) = executors[f"exec-{step}"]["emptyDirMounts"]
         assert scratch["mountPath"] == "/scratch"
     # The workers get what is set on the step that launches them.
-    assert executors["exec-train"]["secretAsVolume"] == executors["exec-evaluate"]["secretAsVolume"]
+    buckets = [executors[f"exec-{step}"]["secretAsVolume"][0] for step in ("train", "evaluate")]
+    assert buckets[0] == buckets[1]
 
 
 @cache
@@ -109,8 +111,35 @@ def test_steps_that_may_use_a_bucket_mount_its_secret(name: str) -> None:
     executors = documents(name)[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     names = documents(name)[0]["deploymentSpec"]["executors"].keys()
     for executor in names - {"exec-dataset-volume"}:
-        (secret,) = executors[executor]["secretAsVolume"]
-        assert secret["mountPath"] == SECRET, executor
+        secrets = executors[executor]["secretAsVolume"]
+        assert secrets[0]["mountPath"] == SECRET, executor
+        assert {one["mountPath"] for one in secrets} <= {SECRET, api.LAUNCHER_DIR}
+        assert all(one["optional"] for one in secrets)
+
+
+ALWAYS = {"preflight", "dataset-volume", "deploy", "teardown"}
+"""Steps that create or delete, and run no network of a user's own."""
+BY_BACKEND = {"train": "train", "tune": "train", "evaluate": "evaluate"}
+"""Steps that do so unless they compute themselves, by the prefix of preflight's output."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_steps_that_launch_mount_the_launchers_token(name: str) -> None:
+    executors = documents(name)[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    tokens = {
+        executor.removeprefix("exec-"): secret["secretNameParameter"]
+        for executor, settings in executors.items()
+        for secret in settings["secretAsVolume"]
+        if secret["mountPath"] == api.LAUNCHER_DIR
+    }
+    steps = {executor.removeprefix("exec-") for executor in executors}
+    assert tokens.keys() == steps & (ALWAYS | BY_BACKEND.keys())
+    for step, secret in tokens.items():
+        if step in ALWAYS:
+            assert secret == {"runtimeValue": {"constant": api.LAUNCHER}}
+        else:
+            channel = f"pipelinechannel--preflight-{BY_BACKEND[step]}_token"
+            assert secret == {"componentInputParameter": channel}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -139,7 +168,7 @@ def test_workflow_is_small_enough_for_task_details(name: str) -> None:
                 size += 6 * (in_json([texts, mounts]) + LAUNCHER)
             assert "parameterIterator" not in task  # its size would depend on the iterations
             total += size
-    assert total < {"retrain": 595_000}.get(name, 525_000)
+    assert total < {"retrain": 600_000}.get(name, 535_000)
 
 
 NODE = 900

@@ -11,14 +11,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kfp_ddp.checks.access import KUEUE_RIGHTS, launch_rights, secret
+from kfp_ddp.checks.access import KUEUE_RIGHTS, launch_rights, rights, secret
 from kfp_ddp.checks.claims import DEFAULT, claims
 from kfp_ddp.checks.finding import CheckContext, Finding, Requirements
 from kfp_ddp.checks.nodes import gpus, room
 from kfp_ddp.checks.operators import kserve, operators
 from kfp_ddp.jobs.check_job import GANGS
 from kfp_ddp.jobs.kinds import KINDS
-from kfp_ddp.k8s.api import Api, ApiError, Object, explanation
+from kfp_ddp.k8s.api import LAUNCHER, STEPS, Api, ApiError, Object, explanation
 from kfp_ddp.k8s.resource import PODS, STORAGE_CLASSES, Resource
 from kfp_ddp.models.serving.rollout import OURS
 from tests.cluster import FakeApi
@@ -190,6 +190,7 @@ def test_kserve(objects: dict[str, Object], state: str, message: str, remedy: st
     [
         (PODS, "system:serviceaccount:space:default", "apply deploy/rbac there"),
         (STORAGE_CLASSES, "system:serviceaccount:space:default", "apply deploy/storage there"),
+        (PODS, "system:serviceaccount:space:kfp-ddp-steps", "mount the secret kfp-ddp-launcher at"),
         (PODS, "jane", "ask an administrator for it"),
         (Resource("v1", "services", role=""), "system:serviceaccount:a:b", "ask an administrator"),
     ],
@@ -201,17 +202,66 @@ def test_remedy_of_a_missing_right(resource: Resource, account: str, remedy: str
     assert f"as {account}; {remedy}" in line
 
 
-def test_checked_rights_are_those_of_deploy() -> None:
-    role = yaml.safe_load((DEPLOY / "rbac" / "role.yaml").read_text())
-    granted = {
+class Reviews(FakeApi):
+    """A server that grants all rights, and records whose it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.users: set[str] = set()
+
+    def call(self, method: str, path: str, *more: Any, **named: Any) -> Object:
+        if not path.endswith("/subjectaccessreviews"):
+            return super().call(method, path, *more, **named)
+        self.users.add(more[0]["spec"]["user"].rpartition(":")[2])
+        return {"status": {"allowed": True}}
+
+
+@pytest.mark.parametrize(
+    ("account", "checked"), [("pipeline-runner", "pipeline-runner"), (STEPS, LAUNCHER)]
+)
+def test_rights_to_launch_are_those_of_the_account_that_launches(
+    account: str, checked: str
+) -> None:
+    api = Reviews()
+    findings = rights(cluster(api, service_account=account, gpus_per_node=0))
+    assert {finding.state for finding in findings} == {"ok"}
+    assert api.users == {checked}
+
+
+def granted(file: Path) -> set[tuple[str, str, str]]:
+    """Return group, resource and verb of the rules of a Role."""
+    return {
         (group, resource, verb)
-        for rule in role["rules"]
+        for rule in yaml.safe_load(file.read_text())["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
+
+
+def test_checked_rights_are_those_of_deploy() -> None:
     required = [*launch_rights("pytorchjob", "shop", *GANGS), *KUEUE_RIGHTS]
-    assert {(g, kind, verb) for g, kind, verbs, _ in required for verb in verbs.split()} == granted
+    checked = {(g, kind, verb) for g, kind, verbs, _ in required for verb in verbs.split()}
+    assert checked == granted(DEPLOY / "rbac" / "role.yaml")
+
+
+def test_steps_of_divided_accounts_write_nothing_but_what_argo_needs() -> None:
+    file = DEPLOY / "rbac" / "divided" / "role.yaml"
+    given = granted(file)
+    writes = {right for right in given if right[2] not in ("get", "list", "watch")}
+    results = "argoproj.io", "workflowtaskresults"
+    assert writes == {(*results, "create"), (*results, "patch")}
+    named = {
+        (resource, name)
+        for rule in yaml.safe_load(file.read_text())["rules"]
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames", ["*"])
+        if resource in ("secrets", "configmaps")
+    }
+    assert named == {("secrets", "mlpipeline-minio-artifact"), ("configmaps", "kfp-launcher")}
+    # Whether a run is alive: a kind that may not be listed counts as not there.
+    live = {(kind.resource.group, kind.resource.plural, "list") for kind in KINDS.values()}
+    assert live <= given
 
 
 KEY = {"type": "service_account", "client_email": "a", "private_key": "b"}

@@ -9,7 +9,7 @@ from kfp_ddp import __version__
 from kfp_ddp.checks.claims import unfinished_owner
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.install import Installation, check, owner, replace, wait
-from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.api import LAUNCHER, STEPS, Object
 from kfp_ddp.k8s.resource import STORAGE_CLASSES
 from tests.cluster import FakeApi, pod, waiting
 from tests.commands import output
@@ -76,6 +76,24 @@ def test_pvcs_have_the_class_size_and_mode_of_the_options() -> None:
             "storageClassName": "nfs",
             "resources": {"requests": {"storage": "20Gi"}},
         }
+
+
+def test_divided_accounts_are_bound_to_what_each_may() -> None:
+    kinds = {item["kind"]: item for item in printed() if "subjects" not in item}
+    assert not {"ServiceAccount", "Secret"} & kinds.keys()
+    items = printed("--divide-accounts")
+    (token,) = (item for item in items if item["kind"] == "Secret")
+    assert token["type"] == "kubernetes.io/service-account-token"
+    assert token["metadata"]["name"] == LAUNCHER
+    assert set(token["metadata"]["annotations"].values()) == {LAUNCHER}
+    roles = {
+        item["roleRef"]["name"]: {one["name"] for one in item["subjects"]} & {STEPS, LAUNCHER}
+        for item in items
+        if "subjects" in item
+    }
+    assert {role for role, accounts in roles.items() if STEPS in accounts} == {STEPS}
+    assert all(LAUNCHER in accounts for accounts in roles.values())
+    assert {"kfp-ddp-launcher", "kfp-ddp-storage"} <= roles.keys()
 
 
 @pytest.mark.parametrize(("which", "names"), [("data", ["mine"]), ("none", [])])

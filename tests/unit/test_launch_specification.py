@@ -9,10 +9,12 @@ import pytest
 from kfp import dsl
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.step import SECRET
 from kfp_ddp.jobs.identity import Owner, identify, metadata
 from kfp_ddp.jobs.kinds import pod
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.task import claim_of, read_only, with_claims, with_task_config
+from kfp_ddp.k8s.api import LAUNCHER, LAUNCHER_DIR
 from tests.launch_specs import SPEC, made
 
 
@@ -169,6 +171,21 @@ def test_settings_of_task_and_component_are_merged() -> None:
         "nodes": 2,
     }
     assert with_task_config(task, {"node_selector": {}})["node_selector"]["zone"] == "a"
+
+
+def test_token_of_the_launcher_stays_in_the_step() -> None:
+    """KFP passes all volumes of the step; the workers run what may be the code of a stranger."""
+    secrets = {"kfp-ddp-bucket": SECRET, LAUNCHER: LAUNCHER_DIR}
+    task = dsl.TaskConfig(
+        volumes=[{"name": name, "secret": {"secretName": name}} for name in secrets],
+        volume_mounts=[{"name": name, "mountPath": path} for name, path in secrets.items()],
+    )
+    fields = with_task_config(task, {})
+    (volume,) = fields["volumes"]
+    (mount,) = fields["volume_mounts"]
+    assert (volume["name"], mount["mountPath"]) == ("kfp-ddp-bucket", SECRET)
+    secret = {"name": "token", "secret": {"secretName": LAUNCHER}}
+    assert with_task_config(task, {"volumes": [secret]})["volumes"] == [volume, secret]
 
 
 def test_non_root_is_asked_of_our_container_and_not_of_an_operators() -> None:

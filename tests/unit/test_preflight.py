@@ -12,12 +12,12 @@ from kfp_ddp.checks.claims import check_modes, mounted_at_once, single_node_mode
 from kfp_ddp.checks.form import StepResources
 from kfp_ddp.checks.nodes import check_on_cpus, cpu_warning, gpus_per_node, too_large, unfit
 from kfp_ddp.checks.operators import SERVICE_VERBS, check_service
-from kfp_ddp.checks.preflight import evaluation
+from kfp_ddp.checks.preflight import evaluation, token_of
 from kfp_ddp.checks.sweep import MAX_TRIALS, Sweep, examples_of, number_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.engine import job_fields
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.k8s.api import LAUNCHER, Api, ApiError, Object
 from kfp_ddp.k8s.objects import allocatable
 from kfp_ddp.models.release import Registering, part_of
 from kfp_ddp.models.serving.rollout import OURS
@@ -227,6 +227,11 @@ def test_claim_of_one_node_is_an_error_or_a_warning(nodes: int | None, warnings:
 
 def training(**fields: Any) -> LaunchSpec:
     return LaunchSpec.create(image="trainer", command=["true"], **fields)
+
+
+def test_a_step_that_computes_itself_has_no_token_to_launch() -> None:
+    assert {token_of(backend) for backend in ("pytorchjob", "trainjob")} == {LAUNCHER}
+    assert token_of("local") not in ("", LAUNCHER), "KFP refuses an empty name of a secret"
 
 
 def test_step_itself_evaluates_by_default() -> None:

@@ -160,9 +160,9 @@ def _secret_volumes(
     for item in secrets:
         secret = resolve(item["secretNameParameter"])
         source = {"secretName": secret, "optional": item.get("optional", False)}
-        spec["volumes"].append({"name": f"secret-{secret}", "secret": source})
+        spec["volumes"].append({"name": secret, "secret": source})  # KFP gives it this name, too
         spec["containers"][0]["volumeMounts"].append(
-            {"name": f"secret-{secret}", "mountPath": item["mountPath"], "readOnly": True}
+            {"name": secret, "mountPath": item["mountPath"]}
         )
 
 
