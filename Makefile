@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-all coverage e2e e2e-smoke e2e-kind images-test soak check reference format lock release-dry-run clean
+.PHONY: help install demo test test-all test-kernels coverage e2e e2e-smoke e2e-kind images-test soak check reference format lock release-dry-run clean
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -33,7 +33,17 @@ test: $(INSTALLED) ## the tests without a cluster that take less than five secon
 test-all: $(INSTALLED) ## all tests without a cluster
 	$(PYTEST) --durations 20
 
-coverage: $(INSTALLED) ## the same, and a floor for the lines that they run; half as long again
+KERNELS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
+	ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2
+COMPUTE := bulk drift evaluate export predict run_local serve timm training
+NUMERIC := $(wildcard $(foreach name,$(COMPUTE),tests/unit/test_$(name)*.py tests/integration/test_$(name)*.py))
+test-kernels: $(INSTALLED) ## the tests of computed numbers, as other CPUs compute them (tests/README.md)
+	for kernels in $(KERNELS); do \
+		echo $$kernels; \
+		env KUBECONFIG= $$kernels $(VENV)/bin/pytest $(NUMERIC) --numprocesses 3 --dist worksteal || exit 1; \
+	done
+
+coverage: $(INSTALLED) ## all tests without a cluster, and a floor for the lines that they run; half as long again
 	$(PYTEST) --cov --cov-report=
 
 e2e: $(INSTALLED) ## all tests on the cluster that KUBECONFIG names
