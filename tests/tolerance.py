@@ -7,7 +7,7 @@ product promises them: for bytes that are copied, for pixels of one decoder, and
 that computes in equal shapes on one machine. Everything else is compared by the functions here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -18,12 +18,27 @@ COMPUTED = 1e-5
 networks by up to 2e-6; another image or another graph is off by 1e-2 or more."""
 TRAINED_REL, TRAINED_ABS = 5e-3, 2e-3
 """Of weights after some steps. Where the input of a ReLU is rounded to the other side of 0, a
-gradient changes at once: by 3e-4 in one step of a hundred, and by 1e-7 in the others."""
+gradient changes at once: by 3e-4 in one step of some fifty, and by 1e-7 in the others."""
 
 
 def near(expected: Any) -> Any:
     """Return what equals numbers of another forward pass for the same images."""
     return pytest.approx(expected, rel=COMPUTED, abs=COMPUTED)
+
+
+def converted(
+    rows: Iterable[Mapping[str, str]],
+    columns: str | tuple[str, ...],
+    number: Callable[[float], Any],
+) -> list[dict[str, Any]]:
+    """Return the rows of a CSV with a function of each number, in columns that begin so."""
+    return [
+        {
+            name: number(float(text)) if text and name.startswith(columns) else text
+            for name, text in row.items()
+        }
+        for row in rows
+    ]
 
 
 def assert_computed_alike(mine: Any, theirs: Any) -> None:

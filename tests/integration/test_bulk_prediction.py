@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 from unittest import mock
@@ -36,7 +35,7 @@ from kfp_ddp.training.distributed import alone, autocast
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
 from tests.commands import document, refused
 from tests.evaluations import Trained, written
-from tests.tolerance import near
+from tests.tolerance import converted, near
 
 
 @pytest.fixture(scope="session")
@@ -90,17 +89,6 @@ def rows_of(table: Path) -> dict[str, dict[str, Any]]:
     by_name = {row["name"].removeprefix("'"): row for row in rows}
     assert len(by_name) == len(rows), "one row for each object"
     return by_name
-
-
-def in_order(table: Path, number: Callable[[float], object]) -> list[dict[str, object]]:
-    """The rows of a CSV in their order, with a function of each probability."""
-    return [
-        {
-            name: number(float(text)) if text and name.startswith(PROBABILITY) else text
-            for name, text in row.items()
-        }
-        for row in rows_of(table).values()
-    ]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
@@ -204,7 +192,8 @@ def test_a_run_resumes_at_the_shard(
     if not more:
         assert table.read_text() == (tmp_path / "at-once.csv").read_text()
     assert len(rows_of(table)) == 55 + more
-    assert in_order(table, float) == in_order(tmp_path / "at-once.csv", near)
+    resumed, at_once = (rows_of(one).values() for one in (table, tmp_path / "at-once.csv"))
+    assert converted(resumed, PROBABILITY, float) == converted(at_once, PROBABILITY, near)
 
 
 def test_an_object_that_cannot_be_downloaded_is_tried_again(
