@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-all coverage e2e e2e-smoke e2e-changed e2e-kind images-test soak check reference format lock release-dry-run clean
+.PHONY: help install demo test test-all test-kernels coverage e2e e2e-smoke e2e-changed e2e-kind images-test soak check reference format lock release-dry-run clean
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -57,7 +57,17 @@ test: $(COMPILED) ## the tests without a cluster that take less than five second
 test-all: $(COMPILED) ## all tests without a cluster
 	$(PYTEST) --durations 20
 
-coverage: $(COMPILED) ## the same, and a floor for the lines that they run; half as long again
+KERNELS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
+	ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2
+COMPUTE := bulk drift evaluate export predict run_local serve timm training
+NUMERIC := $(wildcard $(foreach name,$(COMPUTE),tests/unit/test_$(name)*.py tests/integration/test_$(name)*.py))
+test-kernels: $(COMPILED) ## the tests of computed numbers, as other CPUs compute them (tests/README.md)
+	for kernels in $(KERNELS); do \
+		echo $$kernels; \
+		env KUBECONFIG= $$kernels $(VENV)/bin/pytest $(NUMERIC) --numprocesses 3 --dist worksteal || exit 1; \
+	done
+
+coverage: $(COMPILED) ## all tests without a cluster, and a floor for the lines that they run; half as long again
 	$(PYTEST) --cov --cov-report=
 
 e2e: $(COMPILED) ## all tests on the cluster that KUBECONFIG names
@@ -67,7 +77,7 @@ e2e-smoke: $(COMPILED) ## those of them that every change must pass
 	$(VENV)/bin/pytest tests/e2e -m smoke --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10
 
 # No test there and nothing left of one by -m (5) are no failures.
-e2e-changed: $(INSTALLED) ## those that the changes of the last day reach, begun within MINUTES (8)
+e2e-changed: $(COMPILED) ## those that the changes of the last day reach, begun within MINUTES (8)
 	files=$$($(VENV)/bin/python -m tests.changed) && echo "reached: $${files:-none}" && { [ -z "$$files" ] || \
 	KFP_DDP_TEST_MINUTES=$(or $(MINUTES),8) $(VENV)/bin/pytest $$files -m "not smoke and not slow" \
 	--numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10 || [ $$? = 5 ]; }

@@ -21,6 +21,13 @@ COLUMNS = ["confidence", "energy"]
 """The first columns; the others are of the embedding."""
 LEVEL = 0.01
 """Images differ below this p-value: once in a hundred comparisons of equal ones."""
+_ROUNDING = 1e-4
+"""Of the largest value: values that are as close are equal. What a network computes for an image
+differs by some 1e-6 between CPUs and sizes of batches, and `reference.csv` has six digits. Copies
+of one image would otherwise differ in every column."""
+
+Rows = tuple[list[str], NDArray[np.float64]]
+"""Names of columns, and values (images, columns)."""
 
 
 class Sample:
@@ -54,16 +61,17 @@ class Sample:
         self.rows = {key: self.rows[key] for key in heapq.nsmallest(SIZE, self.rows)}
         return self
 
-    def to_csv(self) -> str:
+    def table(self) -> Rows:
         """Return a row for each image, without its name."""
         width = len(next(iter(self.rows.values()), ())) - 2
         header = [*COLUMNS, *(f"embedding_{at}" for at in range(width))]
-        lines = (",".join(f"{value:.6g}" for value in row) for row in self.rows.values())
+        return header, np.array(list(self.rows.values()), float)
+
+    def to_csv(self) -> str:
+        """Return the table as text, with six digits."""
+        header, rows = self.table()
+        lines = (",".join(f"{value:.6g}" for value in row) for row in rows.tolist())
         return "\n".join([",".join(header), *lines, ""])
-
-
-Rows = tuple[list[str], NDArray[np.float64]]
-"""Names of columns, and values (images, columns)."""
 
 
 def read_reference(bundle: Bundle) -> Rows | None:
@@ -91,14 +99,18 @@ def compare(reference: Rows | None, sample: Sample) -> dict[str, Any]:
     """
     if reference is None or not sample.rows:
         return {}
-    columns, images = _parse(sample.to_csv())  # of equal digits, as equal values matter
+    columns, images = sample.table()
     stored, rows = reference
     if stored != columns:
         raise InputError(
             f"{REFERENCE} of the bundle has not the {len(columns)} columns that its network gives: "
             "export again"
         )
-    distances = [_distance(*both) for both in zip(rows.T, images.T, strict=True)]
+    largest = np.abs(np.concatenate([rows, images])).max(0)
+    embedding = slice(len(COLUMNS), None)
+    largest[embedding] = largest[embedding].max()  # their sums round alike, also those near 0
+    both = zip(rows.T, images.T, _ROUNDING * largest, strict=True)
+    distances = [_distance(*one) for one in both]
     at = int(np.argmax(distances))
     p_value = min(1.0, len(columns) * _p_value(distances[at], len(images), len(rows)))
     most = {"column": columns[at], "distance": distances[at]}
@@ -114,11 +126,19 @@ def _parse(table: str) -> Rows:
     return columns, rows.reshape(-1, len(columns))
 
 
-def _distance(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+def _distance(
+    first: NDArray[np.float64], second: NDArray[np.float64], rounding: np.float64
+) -> float:
     """Return the largest difference between the shares of values up to any one."""
-    values = np.concatenate([first, second])
-    shares = (np.sort(one).searchsorted(values, "right") / len(one) for one in (first, second))
-    return float(np.abs(np.subtract(*shares)).max())
+    return max(_lead(first, second, rounding), _lead(second, first, rounding))
+
+
+def _lead(first: NDArray[np.float64], second: NDArray[np.float64], rounding: np.float64) -> float:
+    """Return how much the share of `first` up to any value exceeds that of `second`, at most."""
+    values = np.sort(first)
+    own = np.arange(1, len(values) + 1) / len(values)
+    other = np.sort(second).searchsorted(values + rounding, "right") / len(second)
+    return float((own - other).max())
 
 
 def _p_value(distance: float, first: int, second: int) -> float:

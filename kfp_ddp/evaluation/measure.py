@@ -22,6 +22,8 @@ COLUMNS = ("targets", "predicted", "confidence", "loss", "top5", "logits")
 CALIBRATION_BINS = 15
 MOST_SCORES = 1 << 26
 """Maximum logits for the ROC, one for each class and sample: 268 MB. With more there is no ROC."""
+_ROUNDING = 1e-12
+"""Figures of two resamples that are as close are equal: they are sums in different orders."""
 
 Array = NDArray[Any]
 
@@ -235,7 +237,8 @@ def bootstrap(tally: Tally, resamples: int) -> dict[str, Interval]:
 def _bias_corrected(value: float, drawn: Array) -> Interval:
     """Return bias-corrected percentiles (Efron 1981, Canadian J. Statistics 9:139)."""
     normal, n = NormalDist(), len(drawn)
-    below = float((drawn < value).sum() + (drawn == value).sum() / 2) / n
+    lower = (drawn < value - _ROUNDING).sum() + (drawn <= value + _ROUNDING).sum()
+    below = float(lower) / 2 / n
     bias = 2 * normal.inv_cdf(min(max(below, 0.5 / n), 1 - 0.5 / n))
     low, high = np.quantile(drawn, [normal.cdf(bias - Z_95), normal.cdf(bias + Z_95)]).tolist()
     return Interval(low=min(low, value), high=max(high, value))
@@ -248,5 +251,7 @@ def _off_zero(value: float, drawn: Array, luck: Array) -> Interval:
     error in 5 % of cases (Broecker and Smith 2007, Weather and Forecasting 22:651).
     """
     low, high = np.quantile(drawn, [0.025, 0.975]).tolist()
-    least = 0.0 if (luck >= value).mean() >= 0.05 else min(low, max(0.0, 2 * value - high))
+    least = (
+        0.0 if (luck >= value - _ROUNDING).mean() >= 0.05 else min(low, max(0.0, 2 * value - high))
+    )
     return Interval(low=min(least, value), high=min(1.0, max(high, 2 * value - low, value)))

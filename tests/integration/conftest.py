@@ -39,6 +39,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return dataset(tmp_path_factory.mktemp("small") / "data")
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Compute as the ranks of tests do; more threads would also wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def trained_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Noisy coloured squares in three classes, a train and a val split, a recorded digest."""

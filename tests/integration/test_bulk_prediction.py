@@ -20,7 +20,7 @@ from kfp_ddp.components.predict.component import predict as component
 from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
 from kfp_ddp.evaluation import bulk_rank
 from kfp_ddp.evaluation import predict as evaluation
-from kfp_ddp.evaluation.bulk import LOST, Table
+from kfp_ddp.evaluation.bulk import LOST, PROBABILITY, Table
 from kfp_ddp.evaluation.request import PredictionRequest
 from kfp_ddp.models import bundle as bundles
 from kfp_ddp.models import weights
@@ -35,6 +35,7 @@ from kfp_ddp.training.distributed import alone, autocast
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
 from tests.commands import document, refused
 from tests.evaluations import Trained, written
+from tests.tolerance import converted, near
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +109,7 @@ def test_one_row_for_each_object_as_evaluated(
         row = rows[one["path"] or ""]
         assert (row["class"], row["bundle"]) == (one["predicted"], summary["bundle"])
         sure = float(row[f"probability_{row['class']}"])
-        assert sure == pytest.approx(float(one["confidence"] or 0), abs=2e-6)
+        assert sure == near(float(one["confidence"] or 0))
     assert sum(summary["classes"].values()) == 52
     assert not list(source.glob("*.parts/*"))
 
@@ -159,9 +160,16 @@ def test_only_what_is_new_or_changed_is_computed(
     assert Table(str(table)).read_record() == again
 
 
+@pytest.mark.parametrize(("shard_images", "more"), [(10, 0), (7, 1)])
 def test_a_run_resumes_at_the_shard(
-    source: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path,
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shard_images: int,
+    more: int,
 ) -> None:
+    """To the same bytes in the same shards; other shards and objects have other batches."""
     table, parts = tmp_path / "table.csv", list[str]()
     put = Folder._put
 
@@ -177,11 +185,15 @@ def test_a_run_resumes_at_the_shard(
         with pytest.raises(UnavailableError):
             predict(source, bundle, table)
     assert not table.exists()
-    shutil.copy(source / "red" / "000.png", source / "between.png")
-    assert predict(source, bundle, table, shard_images=7)["computed"] == 56 - 30
-    assert len(rows_of(table)) == 56
+    for number in range(more):
+        shutil.copy(source / "red" / "000.png", source / f"between-{number}.png")
+    assert predict(source, bundle, table, shard_images=shard_images)["computed"] == 25 + more
     predict(source, bundle, tmp_path / "at-once.csv")
-    assert table.read_text() == (tmp_path / "at-once.csv").read_text()
+    if not more:
+        assert table.read_text() == (tmp_path / "at-once.csv").read_text()
+    assert len(rows_of(table)) == 55 + more
+    resumed, at_once = (rows_of(one).values() for one in (table, tmp_path / "at-once.csv"))
+    assert converted(resumed, PROBABILITY, float) == converted(at_once, PROBABILITY, near)
 
 
 def test_an_object_that_cannot_be_downloaded_is_tried_again(

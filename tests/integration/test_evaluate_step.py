@@ -256,6 +256,7 @@ def test_an_invalid_table_of_tags_fails_before_the_evaluation(trained: Trained) 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 def test_two_ranks_equal_one(trained: Trained, blurred_checkpoint: Path, tmp_path: Path) -> None:
     """Also those of the test split and of a champion that was evaluated on one image less."""
     before = trained._replace(checkpoint=blurred_checkpoint, run_dir=tmp_path / "before")

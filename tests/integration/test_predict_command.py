@@ -25,6 +25,7 @@ from tests import photographs
 from tests.commands import call, output, refused
 from tests.integration.test_serve import sealed
 from tests.kfp_server.server import KfpServer
+from tests.tolerance import near
 
 __all__ = ["sealed"]
 
@@ -94,7 +95,7 @@ def test_python_takes_paths_contents_pictures_and_arrays(sealed: Path, tmp_path:
     Image.fromarray(pixels).save(path)
     model = load(str(sealed))
     shares = model([path, str(path), path.read_bytes(), Image.open(path), pixels])
-    assert (shares == shares[0]).all()
+    assert shares == near(np.tile(shares[0], (5, 1)))
     heat = model.saliency(model.square(path), 0)
     assert heat.shape == (16, 16)
     assert (heat.min() >= 0, heat.max()) == (True, 1)

@@ -16,6 +16,7 @@ from kfp_ddp.local.folder import LocalRun, begin
 from kfp_ddp.predict import load
 from tests import photographs
 from tests.commands import call, refused
+from tests.tolerance import near
 
 SMALL = ("model=cifar_resnet8", "image_size=16", "epochs=1", "cache_gb=0", "exclude=*.mp4")
 
@@ -110,7 +111,7 @@ def test_torch_predicts_the_same_without_onnx_runtime(
     monkeypatch.setattr(predict_module, "find_spec", lambda n: None if n == "onnxruntime" else n)
     second = load(summary["bundle"])
     assert (first.runtime, second.runtime) == ("onnxruntime", "torch")
-    assert second(pictures) == pytest.approx(first(pictures), abs=1e-5)
+    assert second(pictures) == near(first(pictures))
 
 
 @pytest.mark.parametrize(

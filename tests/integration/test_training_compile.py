@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from kfp_ddp.training.model import strategies
 from kfp_ddp.training.state import learner
+from tests.tolerance import assert_trained_alike
 from tests.training_ranks import config, dataset, newest, trainer
 
 FREEZES, ACCUMULATES = {"freeze_epochs": 1}, {"micro_batch_size": 4}
@@ -32,6 +33,8 @@ def test_compiled_ddp_computes_the_same(
     fields: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    # Both compute by the same kernels, so that they differ by what the compiler changes.
+    monkeypatch.setattr(learner, "use_products", lambda network: None)
     data = dataset(tmp_path / "data", train=16, val=4)
     weights = []
     for compiled in (False, True):
@@ -44,4 +47,4 @@ def test_compiled_ddp_computes_the_same(
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
-    torch.testing.assert_close(weights[1], weights[0], rtol=1e-3, atol=1e-5)
+    assert_trained_alike(weights[1], weights[0])

@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,13 @@ from kfp_ddp.training.state.saving import Best, behind
 from kfp_ddp.training.trainer import Validation
 from tests.training_ranks import config, dataset, events, newest, state_hash, trainer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two steps of 8 images an epoch."""
     return dataset(tmp_path_factory.mktemp("recipe") / "data", train=16, val=4)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """More threads would wait for each other longer than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(data: Path, output: Path, **fields: Any) -> TrainConfig:

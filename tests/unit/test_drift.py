@@ -44,7 +44,8 @@ def test_result_is_that_of_scipy(tmp_path: Path, images: int, shift: float, diff
     tests = [stats.ks_2samp(*columns) for columns in zip(*(one.T for one in rows), strict=True)]
     assert len(tests) == 6
     best = max(tests, key=lambda one: one.statistic)
-    assert result["distance"] == pytest.approx(best.statistic, abs=1e-12)
+    # A value may count as equal to its neighbour, by which both shares have another step.
+    assert result["distance"] == pytest.approx(best.statistic, abs=2 / min(images, SIZE))
     assert result["p_value"] == pytest.approx(min(1.0, 6 * best.pvalue), rel=0.35, abs=1e-12)
     assert (result["differs"], result["images"]) == (differs, min(images, SIZE))
     assert result["reference"] == 700
@@ -54,6 +55,22 @@ def test_result_is_that_of_scipy(tmp_path: Path, images: int, shift: float, diff
 def test_equal_images_differ_in_one_of_a_hundred_comparisons(tmp_path: Path) -> None:
     where = stored(tmp_path, sample(0, 200).to_csv())
     assert sum(compare(where, sample(seed, 200))["differs"] for seed in range(1, 101)) <= 3
+
+
+@pytest.mark.parametrize("size", [1, 200])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_what_another_cpu_computes_is_equal(tmp_path: Path, size: int, scale: float) -> None:
+    """Also for copies of one image, whose values are all alike."""
+    draw = torch.Generator().manual_seed(size)
+    logits, embedding = (scale * torch.randn(size, width, generator=draw) for width in (3, 64))
+    embedding[:, 0] = scale * 1e-4
+    tables = [Sample(), Sample()]
+    for number, table in enumerate(tables):
+        off = [number * 1e-6 * float(values.abs().max()) for values in (logits, embedding)]
+        copies = (values.repeat(200 // size, 1) for values in (logits + off[0], embedding + off[1]))
+        table.add(map(str, range(200)), *copies)
+    result = compare(stored(tmp_path, tables[0].to_csv()), tables[1])
+    assert (result["differs"], result["distance"]) == (False, 0)
 
 
 def test_a_sample_depends_neither_on_order_nor_on_parts() -> None:

@@ -311,14 +311,18 @@ def test_the_interval_of_an_error_is_mirrored_at_the_value() -> None:
         assert (interval.low, interval.high) == pytest.approx((low, high))
     # A probability of 5 % and a tie count as chance.
     luck = np.array([0.0] * 19 + [0.5])
-    assert measure._off_zero(0.5, spread, luck).low == 0
+    for tie in (0.5, 0.5 + 1e-15):
+        assert measure._off_zero(tie, spread, luck).low == 0
     assert measure._off_zero(0.51, spread, luck).low > 0.2
     assert measure._off_zero(0.6, spread, luck).high == pytest.approx(0.99)
     assert measure._off_zero(0.9, spread, luck).high == 1  # it is a share
     assert measure._off_zero(0.1, np.array([0.0, 0.0]), luck).high == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize(("value", "below"), [(0.5, 0.5), (0.1, 0.1005), (-1, 0.0005), (2, 0.9995)])
+@pytest.mark.parametrize(
+    ("value", "below"),
+    [(0.5, 0.5), (0.5 + 1e-15, 0.5), (0.1, 0.1005), (-1, 0.0005), (2, 0.9995)],
+)
 def test_percentiles_are_moved_by_the_share_of_resamples_below(value: float, below: float) -> None:
     ends = np.arange(300) / 1000
     resamples = np.concatenate([ends, np.full(400, 0.5), 0.7 + ends])
