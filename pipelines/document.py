@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.text import yaml_of
+from kfp_ddp.core.text import LARGEST_YAML, yaml_of
 
 NO_PIPELINE = "give the YAML that `kfp-ddp compile` or kfp's compiler wrote"
 SUFFIXES = (".yaml", ".yml")
@@ -77,7 +77,8 @@ def read(file: Path) -> Document:
 def text_of(file: Path, advice: str) -> str:
     """Return the content of a YAML file; raise InputError if it cannot be read."""
     try:
-        return file.read_text(encoding="utf-8")
+        with file.open(encoding="utf-8") as stream:
+            return stream.read(LARGEST_YAML + 1)
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}; check its path") from None
     except UnicodeDecodeError:
