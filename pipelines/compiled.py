@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from google.protobuf.struct_pb2 import Value
 from kfp import compiler, dsl
 from kfp.dsl.graph_component import GraphComponent
@@ -21,7 +20,7 @@ from kfp_ddp import __version__
 from kfp_ddp.checks.form import choices
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.images import REGISTRY, Images
-from kfp_ddp.core.text import one_line
+from kfp_ddp.core.text import one_line, yaml_of
 from kfp_ddp.jobs.source import FOLDER, USER, map_name, started
 from kfp_ddp.pipelines import MODULES, NAMES
 from kfp_ddp.pipelines.document import SUFFIXES
@@ -166,8 +165,8 @@ def orphans(directory: Path) -> list[str]:
 def _documents(path: Path) -> list[Any]:
     """Return the YAML documents of a file, with the SDK's version masked."""
     try:
-        documents = list(yaml.safe_load_all(path.read_text()))
-    except yaml.YAMLError:
+        documents: list[Any] = yaml_of(path.read_text(), several=True)
+    except InputError:
         return []
     for document in documents:
         if isinstance(document, dict) and "sdkVersion" in document:

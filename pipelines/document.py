@@ -1,11 +1,12 @@
 """Read compiled pipelines: KFP's specification and its Kubernetes platform document."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.text import yaml_of
+from kfp_ddp.core.text import LARGEST_YAML, yaml_of
 
 NO_PIPELINE = "give the YAML that `kfp-ddp compile` or kfp's compiler wrote"
 SUFFIXES = (".yaml", ".yml")
@@ -46,6 +47,12 @@ class Document(NamedTuple):
         places = [*self._containers().values(), *inputs]
         return sorted({str(place["image"]) for place in places if "image" in place})
 
+    def values(self) -> list[Any]:
+        """Return the values that are stored in it: defaults, constants, environment variables."""
+        parts = json.dumps([self.spec["root"], self.spec.get("components")])
+        variables = [{"env": container.get("env")} for container in self._containers().values()]
+        return [json.loads(parts, object_hook=_without_types), variables]
+
     def body(self) -> dict[str, Any]:
         """Return the object that KFP's API takes."""
         if not self.platforms:
@@ -77,7 +84,8 @@ def read(file: Path) -> Document:
 def text_of(file: Path, advice: str) -> str:
     """Return the content of a YAML file; raise InputError if it cannot be read."""
     try:
-        return file.read_text(encoding="utf-8")
+        with file.open(encoding="utf-8") as stream:
+            return stream.read(LARGEST_YAML + 1)
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}; check its path") from None
     except UnicodeDecodeError:
@@ -102,6 +110,14 @@ def from_api(spec: Mapping[str, Any], called: str) -> Document:
     if problem := _problem([inner]):
         raise InputError(f"{called} is not a KFP 2 pipeline, {problem}")
     return Document(inner, spec.get("platform_spec", {}))
+
+
+def _without_types(part: dict[str, Any]) -> Any:
+    """Return the value that a part of a specification wraps, or the part without descriptions."""
+    for wrapper in ("constant", "runtimeValue", "defaultValue"):
+        if wrapper in part:
+            return part[wrapper]
+    return {name: one for name, one in part.items() if name != "description"}
 
 
 def defaults_of(component: Mapping[str, Any]) -> dict[str, Any]:

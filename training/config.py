@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WrapValidator, model_validator
 
+from kfp_ddp.core.secrets import reason
 from kfp_ddp.core.settings import Settings, hint
 from kfp_ddp.training import model_file
 from kfp_ddp.training.model import timm_networks
@@ -43,7 +44,6 @@ READING = Reading()
 RANDOM = ("auto", "false")
 """Values of `pretrained` with which a training starts from random weights."""
 _MLFLOW = re.compile("(https?|file|databricks)(://|$)")
-_LOGIN = re.compile("://[^/]*@")
 _QUERY = re.compile(r"://[^?#]*[?#](?!([\w-]+=(true|false|[01])(&|$))+$)")
 """An address with a query, which may hold a secret; one of flags such as download=true does not."""
 
@@ -315,7 +315,7 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"model_code is set, but model={self.model} is not a function of a file"
             )
-        if _LOGIN.search(self.mlflow_uri):  # messages do not show it
+        if reason(self.mlflow_uri):  # messages do not show it
             raise ValueError(
                 "mlflow_uri has a login in it, which a run's settings would show: put "
                 "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD into the bucket's secret"
@@ -324,7 +324,7 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"mlflow_uri={self.mlflow_uri!r} is not a URI such as https://mlflow.example.com"
             )
-        if _LOGIN.search(self.pretrained) or _QUERY.search(self.pretrained):
+        if reason(self.pretrained) or _QUERY.search(self.pretrained):
             raise ValueError(
                 "pretrained has a login or a query in it, which a run's settings would show: put "
                 "the file into a bucket or on a claim, and use that"

@@ -7,7 +7,6 @@ import argparse
 import atexit
 import contextlib
 import functools
-import json
 import os
 import shutil
 import signal
@@ -26,6 +25,7 @@ from kfp_ddp.core import machine
 from kfp_ddp.core.errors import FULL, PREEMPTED, InputError, KfpDdpError, StorageError, full
 from kfp_ddp.core.failure import Failure, cause_in_error_files, final_failure, report
 from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.core.text import from_json
 from kfp_ddp.training import batches
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.flags import parse
@@ -225,7 +225,7 @@ def _last_checkpoint(metrics: Path, earlier: int) -> str:
     try:
         with metrics.open("rb") as file:
             file.seek(max(earlier, file.seek(0, os.SEEK_END) - 4096))
-            last = json.loads(file.read().splitlines()[-1])
+            last = from_json(file.read().splitlines()[-1])
         if last["event"] == "end":
             return f"the checkpoint of step {last['step']} is durable"
     except (OSError, ValueError, LookupError, TypeError):

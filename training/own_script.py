@@ -15,6 +15,7 @@ from kfp_ddp.core.errors import PREEMPTED, InputError, JobError, writing
 from kfp_ddp.core.failure import Failure, in_memory, write_record
 from kfp_ddp.core.packed import unpack
 from kfp_ddp.core.run_folder import RunFolder, try_to_write
+from kfp_ddp.core.text import from_json
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.splits import Splits
 from kfp_ddp.training.distributed import gpu_or_cpu
@@ -149,9 +150,9 @@ def _result(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        result = json.loads(file.read_text())
+        result = from_json(file.read_text())
         return {n: float(result[n]) for n in ("step", "accuracy", "loss") if n in result}
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise InputError(
             f"step, accuracy and loss in {file.name} must be numbers: {error}; correct the script"
         ) from None

@@ -3,12 +3,12 @@
 import base64
 import binascii
 import contextlib
-import json
 from typing import Any
 
 from kfp_ddp.checks.finding import ASK_ADMIN, CheckContext, Finding, Requirements, items
 from kfp_ddp.checks.form import EVALUATE_REQUESTS, StepResources
-from kfp_ddp.core.text import one_line
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import from_json, one_line, yaml_of
 from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.check_job import GANGS
 from kfp_ddp.jobs.kinds import KINDS, pod
@@ -119,7 +119,7 @@ def _secret_problem(data: Object) -> str:
     if GOOGLE not in data:
         return ""
     try:
-        key = json.loads(base64.b64decode(data[GOOGLE]))
+        key = from_json(base64.b64decode(data[GOOGLE]))
     except (ValueError, binascii.Error):
         return f"its {GOOGLE} is not JSON"
     if not isinstance(key, dict) or "type" not in key:
@@ -216,13 +216,11 @@ def _container(name: str, resources: Object) -> Object:
 
 def _executor_resources(api: Api) -> Object:
     """Return the resources of Argo's own containers; {} if unset or not readable."""
-    import yaml
-
     for namespace in dict.fromkeys((api.namespace, "kubeflow", "argo")):
         try:
             config = api.call("GET", CONFIG_MAPS.path(namespace, ARGO))
-            executor = yaml.safe_load((config.get("data") or {}).get("executor", "")) or {}
-        except (ApiError, yaml.YAMLError):
+            executor = yaml_of((config.get("data") or {}).get("executor", "")) or {}
+        except (ApiError, InputError):
             continue
         return dict(executor.get("resources") or {})
     return {}

@@ -22,6 +22,7 @@ from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.images import SETTINGS, Images
 from kfp_ddp.core.machine import require
+from kfp_ddp.core.secrets import check_secrets
 from kfp_ddp.pipelines.document import Document, is_file, program_of, read
 from kfp_ddp.report.render import framed
 
@@ -68,13 +69,13 @@ class Client:
     ) -> submission.Submission:
         """Return a checked run, to preview or send; the arguments are as in `run`."""
         chosen = self.chosen(*RUN_SETTINGS, "experiment", "registry", "destination")
+        check_secrets({"name": name, **chosen})
         source, pipeline = program_of(source, pipeline)
         document, version = self._pipeline(pipeline or "train_resnet", uploaded=True)
         inputs = inputs._replace(flags={"SOURCE": ("source", source), **inputs.flags})
         configured = {"destination": chosen.pop("destination")}
         arguments = submission.arguments(document, inputs, configured)
         submission.check_images(document, chosen.pop("registry"))
-        submission.check_secrets({"name": name, **chosen})
         name = name or submission.default_name(document, arguments)
         return submission.Submission(document, version, name, arguments=arguments, **chosen)
 
@@ -175,6 +176,7 @@ class Client:
 
     def upload(self, pipeline: Place, name: str = "", description: str = "") -> PipelineVersion:
         """Upload a pipeline as the newest version, unless that has the same content."""
+        check_secrets({"name": name, "description": description})
         document, _ = self._pipeline(pipeline, uploaded=False)
         submission.check_images(document, self.chosen("registry")["registry"])
         document = with_source(document, self.finder, self.chosen(*SETTINGS))
@@ -193,7 +195,9 @@ class Client:
 
     def _pipeline(self, name: Place, uploaded: bool) -> tuple[Document, PipelineVersion | None]:
         if is_file(name := str(name)):
-            return read(Path(name)), None
+            document = read(Path(name))
+            check_secrets(document.values())
+            return document, None
         if built_in := submission.built_in(name, Images.create(self.chosen(*SETTINGS))):
             return built_in, None
         if uploaded:

@@ -23,7 +23,7 @@ from kfp_server_api.rest import RESTClientObject
 from kfp_ddp.client.login import Login
 from kfp_ddp.core.errors import InputError, RefusedError, ServerError
 from kfp_ddp.core.settings import mapping_in
-from kfp_ddp.core.text import one_line
+from kfp_ddp.core.text import from_json, one_line
 
 CONNECT_SECONDS = 10.0
 CUT_OFF = "the answer was cut off"
@@ -158,7 +158,7 @@ def _message(body: Any) -> str:
     """Return an answer's message in one line, without a stack trace; KFP has two shapes of it."""
     text = body.decode("utf-8", "replace") if isinstance(body, bytes) else str(body or "")
     try:
-        document = json.loads(text)
+        document = from_json(text)
     except ValueError:
         document = re.sub(r"<[^>]*>", " ", text)
     if not isinstance(document, dict):

@@ -89,10 +89,13 @@ def forwarded_port(namespace: str, context: str = "") -> Iterator[str]:
         if service is None:
             raise InputError(f"{title} not found: give --kfp-namespace, or the --host of KFP")
         spec = service["spec"]
+        labels = spec.get("selector") or {}
+        if not labels:  # an ExternalName, or endpoints of one's own
+            raise InputError(f"{title} selects no pods, so no port can be forwarded: give --host")
         targets = {one["port"]: one.get("targetPort") or PORT for one in spec["ports"]}
         if PORT not in targets:
             raise InputError(f"{title} has no port {PORT}")
-        selector = ",".join(f"{key}={value}" for key, value in spec["selector"].items())
+        selector = ",".join(f"{key}={value}" for key, value in labels.items())
         pods = api.list_objects(PODS, {"labelSelector": selector})
     except ApiError as error:
         raise (ServerError if error.transient else InputError)(str(error)) from None

@@ -15,6 +15,7 @@ from kfp_ddp.client.schedules import ENABLED, RUN_SETTINGS, TIMES, SchedulePlan,
 from kfp_ddp.client.submission import Inputs
 from kfp_ddp.core.errors import InputError, KfpDdpError, RefusedError, ServerError
 from kfp_ddp.core.images import PUBLIC
+from kfp_ddp.core.secrets import check_secrets
 from kfp_ddp.core.settings import hint
 from kfp_ddp.pipelines.form import Form
 
@@ -118,7 +119,7 @@ class Schedules:
         for required, value in (("cron", fields.get("cron")), ("pipeline", pipeline)):
             if not value:
                 raise InputError(f"--{required} is missing: a schedule needs a time and a pipeline")
-        submission.check_secrets({"name": name, "experiment": chosen["experiment"], **fields})
+        check_secrets({"name": name, "experiment": chosen["experiment"], **fields})
         document, version = submission.uploaded(client.finder.client, pipeline)
         submission.check_images(document, chosen["registry"])
         plan = SchedulePlan(
@@ -145,6 +146,7 @@ class Schedules:
         are ids of old ones, which are paused until their runs are over.
         """
         fields, pipeline, latest, inputs = self._split(settings, inputs)
+        check_secrets(fields)
         client, old = self._client.finder.client, self._find(name)
         paused = state(old) != ENABLED and name == old.display_name
         same = schedules.named(schedules.list_all(client), name) if paused else []
@@ -330,7 +332,7 @@ def _changed(
     form = Form(pipeline)
     unchanged = {name: value for name, value in old.items() if name not in unset}
     new = form.read(inputs.file, inputs.words, unchanged)
-    submission.check_secrets(new)
+    check_secrets(new)
     arguments = form.check({**unchanged, **new}.items())
     form.check_complete(arguments)
     submission.check(pipeline, arguments)

@@ -1,7 +1,6 @@
 """Runs to submit: checked here first; the source that their pods need; the job of a function."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,6 +13,7 @@ from kfp_ddp.client.run_info import RunFinder
 from kfp_ddp.core import config
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.images import REGISTRY, Images
+from kfp_ddp.core.secrets import check_secrets
 from kfp_ddp.core.settings import hint
 from kfp_ddp.jobs.source import archive, config_map, digest_of, is_of, map_name
 from kfp_ddp.k8s.api import Api, ApiError
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
     from kfp_server_api import V2beta1Run
 
     from kfp_ddp.client.compat import Client
-
-SECRET = re.compile(
-    r"https?://[^/?#\s]*@|://[^/?#\s@]*:[^/?#\s@]*@"
-    r"|[?&][^=&#\s]*(sig|signature|token|credential|secret|password|key)=",
-    re.IGNORECASE,
-)
-"""A login in an address, or a signature in its query."""
 
 
 @dataclass(frozen=True)
@@ -190,24 +183,6 @@ def _is_on_pvc(path: str) -> bool:
     return path.startswith("/") and not Path(path).exists()
 
 
-def check_secrets(value: Any, name: str = "") -> None:
-    """Raise InputError for addresses with a login or a signature, which KFP stores and shows.
-
-    The value, a text or a list or mapping of values, is not printed; `name` is its parameter.
-    """
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            check_secrets(inner, f"{name}.{key}".lstrip("."))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            check_secrets(inner, name)
-    elif isinstance(value, str) and SECRET.search(value):
-        raise InputError(
-            f"{name} is an address with a login or a signature, which KFP would store and show "
-            "with the run: give it without, and put the credentials into the bucket's secret"
-        )
-
-
 def check_images(pipeline: Document, registry: str) -> None:
     """Raise InputError for images of the components' own registry, unless it is the user's."""
     default = [image for image in pipeline.images() if image.startswith(f"{REGISTRY}/")]
@@ -295,6 +270,7 @@ def job_of(func: Any, trainer: Any, runtime: Any, settings: Mapping[str, Any]) -
             raise InputError(f"{name} is not a mapping, such as {{'gpu': 2}}: write one")
     if "func" not in given:
         raise InputError("there is no function to run: give func, or a trainer that has it")
+    check_secrets(given)
     name = getattr(given["func"], "__name__", "function")
     title = name.strip("_").replace("_", "-").lower() or "job"
     inputs = as_function(given.pop("func"), given.pop("func_args", None))

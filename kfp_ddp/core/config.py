@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from kfp_ddp.core.errors import InputError, writing
+from kfp_ddp.core.secrets import reason
 from kfp_ddp.core.text import one_line, yaml_of
 
 T = TypeVar("T")
@@ -269,4 +270,6 @@ def _typed(name: str, value: Any, origin: str) -> Any:
     if not isinstance(value, kind):
         expected = {bool: "true or false", float: "a number", str: "text"}[kind]
         raise InputError(f"{origin}: {name}={one_line(reprlib.repr(value))} should be {expected}")
+    if isinstance(value, str) and (why := reason(value)):
+        raise InputError(f"{origin}: {name} {why}: settings are shown, so give it without")
     return value

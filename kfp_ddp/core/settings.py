@@ -60,6 +60,8 @@ class Settings(BaseModel):
             return cls(**fields)
         except ValidationError as error:
             raise InputError(cls._one_line(error.errors(include_url=False)[0])) from None
+        except OverflowError as error:  # pydantic takes integers that fit no float
+            raise InputError(f"a number is too large: {error}") from None
 
     @classmethod
     def offered(cls) -> list[str]:

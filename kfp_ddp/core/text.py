@@ -2,6 +2,8 @@
 
 import json
 import unicodedata
+from datetime import date
+from functools import cache
 from typing import Any
 
 from kfp_ddp.core.errors import InputError
@@ -25,25 +27,73 @@ def from_json(text: str | bytes | bytearray) -> Any:
 
 _DEEPEST = 100
 """Limit of nested lists and mappings in YAML."""
+LARGEST_YAML = 2 << 20
+"""Characters of a YAML text, and of what it stands for: aliases repeat parts of it."""
+_LONGEST_NUMBER = 64
+"""Characters of a number: one of thousands fits no float, and Python writes no such integer."""
 
 
 def yaml_of(text: str, several: bool = False) -> Any:
-    """Return the value of a YAML text, or the list of several documents; raise InputError."""
+    """Return the value of a YAML text, or the list of several documents; raise InputError.
+
+    The values are of JSON, or dates, and there are no merge keys: a few of them make gigabytes.
+    """
     import yaml  # only where there is some
 
-    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
+    loader, depth = _loader(), 0
     try:
-        for event in yaml.parse(text, loader):  # deep nesting would crash the C loader
+        if len(text) > LARGEST_YAML:
+            raise ValueError(f"it has more than {LARGEST_YAML:,} characters")
+        for event in yaml.parse(text, loader):  # deep nesting would crash it
+            mark: Any = event.start_mark
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST:
-                raise ValueError("it is nested too deep")
-        return list(yaml.load_all(text, loader)) if several else yaml.safe_load(text)
-    except (
-        *(yaml.YAMLError, ValueError, ArithmeticError, RecursionError),
-        *(LookupError, TypeError, AttributeError),  # of values with the wrong tag
-    ) as error:
+                raise yaml.MarkedYAMLError(problem="it is nested too deep", problem_mark=mark)
+        value = list(yaml.load_all(text, loader)) if several else yaml.load(text, loader)  # noqa: S506
+        _check_size(value)
+    except yaml.MarkedYAMLError as error:
+        line = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
+        raise InputError(f"is not YAML: {one_line(error.problem)}{line}") from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise InputError(f"is not YAML: {one_line(error)}") from None
+    return value
+
+
+def _check_size(value: Any) -> None:
+    """Raise ValueError or TypeError for a value that is no JSON, refers to itself, or is large."""
+    size = 0
+    for part in json.JSONEncoder(allow_nan=False, default=_date).iterencode(value):
+        size += len(part)
+        if size > LARGEST_YAML:
+            raise ValueError(f"it stands for more than {LARGEST_YAML:,} characters")
+
+
+def _date(value: Any) -> str:
+    if isinstance(value, date):
+        return str(value)
+    raise TypeError(f"a value of the type {type(value).__name__} is not of JSON")
+
+
+@cache
+def _loader() -> Any:
+    """Return a loader whose errors have a line, without numbers and keys that are no JSON."""
+    import yaml
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        def flatten_mapping(self, node: Any) -> None:
+            """Leave merge keys, for which there is no constructor then."""
+
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            try:
+                if node.tag.endswith((":int", ":float")) and len(node.value) > _LONGEST_NUMBER:
+                    raise ValueError(f"a number has more than {_LONGEST_NUMBER} characters")
+                return super().construct_object(node, deep)
+            except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
+                problem = one_line(error)
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+    return Loader
 
 
 def cell(text: str) -> str:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import kfp_ddp
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.images import KINDS
+from kfp_ddp.core.secrets import reason
 from kfp_ddp.jobs.code import tar_of
 from kfp_ddp.k8s.api import Object
 
@@ -127,14 +128,14 @@ def _pip(index: str, proxy: str) -> str:
     """Return pip's configuration for the pods; '' for pip's defaults."""
     lines = []
     for name, address in (("index-url", index), ("proxy", proxy)):
+        if why := reason(address):
+            raise InputError(
+                f"{name} {why}, which all users of the namespace could read: give an address "
+                "without one, or build images (images/README.md)"
+            )
         parts = urlsplit(address)
         if address and (parts.scheme not in ("http", "https") or not parts.hostname):
             raise InputError(f"{name} {address!r} is not an http or https address")
-        if parts.username or parts.password:
-            raise InputError(
-                f"{name} has a login, which all users of the namespace could read: give an address "
-                "without one, or build images (images/README.md)"
-            )
         lines += [f"{name} = {address}"] if address else []
         if name == "index-url" and parts.scheme == "http":
             lines.append(f"trusted-host = {parts.hostname}")

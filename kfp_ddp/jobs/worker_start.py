@@ -32,6 +32,10 @@ from typing import Literal
 OURS = "KFP_DDP_"
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet")
 PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^\s;+]+)")
+ADDRESS = re.compile(
+    r"""\b([a-z][a-z0-9+.-]*://)(?:[^\s'"`]*@)?([\w.-]*(?::\d+)?)[^\s'"`),;]*""", re.I
+)
+PLACE = re.compile(r"((?:\burl|'): )/[^\s'\"`),;]*", re.I)
 UNREACHED = re.compile(r"connection broken by '(.*?)': /")
 HERE = os.path.dirname(os.path.abspath(__file__)) if "__file__" in globals() else ""
 CACHE = "/work/.cache/kfp-ddp-pip"
@@ -214,6 +218,11 @@ def _write(path: str, lines: list[str]) -> None:
         file.writelines(f"{line}\n" for line in lines)
 
 
+def masked(text: str) -> str:
+    """Return a log with the hosts of addresses alone: path or query of an index may be a secret."""
+    return PLACE.sub(r"\1/…", ADDRESS.sub(r"\1\2/…", text))
+
+
 def pip(*arguments: str) -> None:
     """Run pip; its cause of a failure follows the first ERROR."""
     done = subprocess.run(
@@ -226,11 +235,12 @@ def pip(*arguments: str) -> None:
     )
     if done.returncode == 0:
         return
-    print(done.stdout, file=sys.stderr, flush=True)
-    _, *errors = done.stdout.split("ERROR: ")
-    reason = errors[0] if errors else (done.stdout.strip().splitlines() or ["no output"])[-1]
+    printed = masked(done.stdout)
+    print(printed, file=sys.stderr, flush=True)
+    _, *errors = printed.split("ERROR: ")
+    reason = errors[0] if errors else (printed.strip().splitlines() or ["no output"])[-1]
     reason = " ".join(reason.split())[:400]
-    if unreached := UNREACHED.findall(done.stdout):
+    if unreached := UNREACHED.findall(printed):
         reason += f" (the index cannot be reached: {unreached[-1]})"
     raise StartError(f"packages cannot be installed: {reason}")
 

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, UnavailableError, writing
 from kfp_ddp.core.folders import is_remote
+from kfp_ddp.core.secrets import reason
 from kfp_ddp.models import champion
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.http.answer import TooLongError
@@ -90,7 +91,9 @@ def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) 
         return Start(value, model, f"starts from {what}, in {path}")
     if name == DEFAULT and not own_image and model in os.environ.get(BAKED, "").split():
         return Start(value, model, f"starts from {what}, in the trainer image")
-    source = os.environ.get(SOURCE)
+    source = os.environ.get(SOURCE, "")
+    if why := reason(source):
+        raise InputError(f"{SOURCE} {why}, and it is recorded as the origin: give it without")
     address = f"{source}/{file}" if source else address_of(file)
     problem = _problem_of(address)
     if not problem:

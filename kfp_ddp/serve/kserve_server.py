@@ -8,10 +8,9 @@ import signal
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import uvicorn
@@ -19,7 +18,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from kserve import ModelRepository
-from kserve.constants.constants import MAX_GRPC_MESSAGE_LENGTH
 from kserve.errors import (
     InferenceError,
     InvalidInput,
@@ -35,22 +33,25 @@ from kserve.protocol.model_repository_extension import ModelRepositoryExtension
 from kserve.protocol.rest.v1_endpoints import register_v1_endpoints
 from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.datastructures import Headers, UploadFile
+from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.models.serving.inference_service import DRAIN_SECONDS
+from kfp_ddp.serve.limits import (
+    CONNECTIONS,
+    GRPC_OPTIONS,
+    IDLE_SECONDS,
+    BodyLimit,
+    HttpConnection,
+    InProgress,
+    MessageLimit,
+)
 from kfp_ddp.serve.served import Closed, Ready, Served
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-CONNECTIONS = 1000
-"""Open connections, at most; further requests are refused (503)."""
 GRACE_SECONDS = 30
 """Time to finish running requests at the end."""
 
@@ -70,9 +71,10 @@ def serve(
     models = ModelRepository()
     served, plane = Served(model, name, largest, waiting), DataPlane(models)
     models.update(served)
+    progress = InProgress()
     host = f"[{listen}]" if ":" in listen else listen
     config = uvicorn.Config(
-        make(served, plane, Closed(models), listen),
+        make(served, plane, Closed(models), listen, progress),
         host=listen,
         port=port,
         http=HttpConnection,
@@ -86,27 +88,31 @@ def serve(
     for sig in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sig, lambda *_: None)  # uvicorn raises the signal again at the end
     servicer = InferenceServicer(plane, Closed(models))
-    _Server(config, servicer, f"{host}:{grpc_port}" if grpc_port else "", line).run()
+    address = f"{host}:{grpc_port}" if grpc_port else ""
+    _Server(config, servicer, address, line, progress).run()
 
 
 class _Server(uvicorn.Server):
     """The HTTP server, and with it the gRPC server."""
 
     def __init__(
-        self, config: uvicorn.Config, servicer: InferenceServicer, address: str, line: str
+        self,
+        config: uvicorn.Config,
+        servicer: InferenceServicer,
+        address: str,
+        line: str,
+        progress: InProgress,
     ) -> None:
         super().__init__(config)
         self._servicer, self._address, self._line = servicer, address, line
+        self._limit = MessageLimit(progress)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on both ports, and print the line."""
         self._grpc = grpc.aio.server(
-            interceptors=[ExceptionToStatusInterceptor()],
+            interceptors=[self._limit, ExceptionToStatusInterceptor()],
             maximum_concurrent_rpcs=CONNECTIONS,
-            options=[
-                ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_LENGTH),
-                ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_LENGTH),
-            ],
+            options=GRPC_OPTIONS,
         )
         add_GRPCInferenceServiceServicer_to_server(self._servicer, self._grpc)
         if self._address:
@@ -150,7 +156,11 @@ _STATUS: dict[type[Exception], int] = {
 
 
 def make(
-    served: Served, plane: DataPlane, repository: ModelRepositoryExtension, listen: str
+    served: Served,
+    plane: DataPlane,
+    repository: ModelRepositoryExtension,
+    listen: str,
+    progress: InProgress,
 ) -> FastAPI:
     """Return the application; on a loopback address it answers to names of this machine only.
 
@@ -175,7 +185,7 @@ def make(
     app.add_route("/metrics", metrics)
     register_v1_endpoints(app, plane, repository)
     register_v2_endpoints(app, plane, repository)
-    app.add_middleware(BodyLimit, picture_path=PREDICT)
+    app.add_middleware(BodyLimit, progress=progress, picture_path=PREDICT)
     if listen in _LOOPBACK:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK)
     for kind in (*_STATUS, HTTPException, Exception):
@@ -203,102 +213,3 @@ async def _refuse(_: Request, error: Exception) -> Response:
         first = error.errors()[0]
         text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return JSONResponse({"error": one_line(text)}, status)
-
-
-MAX_BODY = 256 << 20
-"""Bytes; the default queue of 1,024 images of 224 pixels takes 147 MiB."""
-MAX_JSON = 16 << 20
-"""Bytes; parsing them stops all other responses for about 0.8 s."""
-MAX_PICTURE = 64 << 20
-MAX_TOTAL = 2 * MAX_BODY
-"""Bytes of all requests that are in progress."""
-READ_TIMEOUT = 30.0
-"""Longest pause of a body in seconds."""
-SLOWEST = 10_000
-"""Bytes per second of a body after that time; without it 1,000 slow clients shut out the others."""
-FIRST_SECONDS = 5
-"""Time for the headers of the first request: idle connections must not fill all places for long."""
-IDLE_SECONDS = 65
-"""Time for the headers of the next request; longer than proxies keep a connection."""
-_JSON_HEADER = "inference-header-content-length"
-
-
-class BodyLimit:
-    """ASGI middleware against bodies: too large 413, slow 408, many 503; of other sites 403."""
-
-    def __init__(self, app: "ASGIApp", picture_path: str) -> None:
-        """Limit JSON, JSON with binary data, and a path for pictures."""
-        self._app, self._picture_path, self._total = app, picture_path, 0
-
-    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """Forward a request until its body exceeds a limit."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers, start = Headers(scope=scope), time.monotonic()
-        declared, arrived, complete = int(headers.get("content-length", 0)), 0, False
-        json_size = headers.get(_JSON_HEADER, "")
-        is_number = json_size.isascii() and json_size.isdigit() and len(json_size) < 20
-        limit = MAX_BODY if is_number else MAX_JSON
-        if scope["path"] == self._picture_path:
-            limit = MAX_PICTURE
-        is_large = declared > limit or (limit == MAX_BODY and int(json_size) > MAX_JSON)
-        advice = f"more than {limit >> 10:,} KiB: send fewer images, or as binary data"
-
-        async def limited() -> "Message":
-            nonlocal arrived, complete
-            if complete:
-                return await receive()  # waits for the client to disconnect
-            if headers.get("sec-fetch-site") == "cross-site":
-                raise HTTPException(403, "a page of another site sent this: open the page of /")
-            if json_size and not is_number:
-                raise HTTPException(400, f"{_JSON_HEADER} is no number of bytes: {json_size[:20]}")
-            if is_large:
-                raise HTTPException(413, advice)
-            left = start + READ_TIMEOUT + arrived / SLOWEST - time.monotonic()
-            try:
-                message = await asyncio.wait_for(receive(), min(READ_TIMEOUT, left))
-            except TimeoutError:
-                raise HTTPException(408, "too little data: send the body faster") from None
-            size = len(message.get("body", b""))
-            arrived += size
-            self._total += size
-            if arrived > limit:
-                raise HTTPException(413, advice)
-            if self._total > MAX_TOTAL:
-                raise HTTPException(503, "too much data of other requests: retry later")
-            complete = not message.get("more_body", False)
-            return message
-
-        try:
-            await self._app(scope, limited, send)
-        finally:
-            self._total -= arrived
-
-
-class HttpConnection(HttpToolsProtocol):
-    """A connection that is closed unless complete headers arrive in time; uvicorn would wait."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the first request."""
-        super().connection_made(transport)
-        self._wait(FIRST_SECONDS)
-
-    def on_headers_complete(self) -> None:
-        """End the wait."""
-        self._late.cancel()
-        super().on_headers_complete()
-
-    def on_response_complete(self) -> None:
-        """Begin to wait for the next request."""
-        super().on_response_complete()
-        if self.cycle.response_complete:
-            self._wait(IDLE_SECONDS)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End the wait."""
-        self._late.cancel()
-        super().connection_lost(exc)
-
-    def _wait(self, seconds: float) -> None:
-        self._late = self.loop.call_later(seconds, self.timeout_keep_alive_handler)

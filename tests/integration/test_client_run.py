@@ -149,10 +149,16 @@ def test_without_a_registry_images_are_public(tmp_path: Path) -> None:
         (FLOWERS, "--set", "destination=https://hunter2@x/y"),
         ("own.yaml", "--set", "training={log: ['https://x?sig=hunter2']}"),
         (FLOWERS, "--name", "https://me:hunter2@x"),
+        ("own.yaml", "--set", "training={a: {b: {'https://me:hunter2@x': 1}}}"),
+        ("own.yaml", "--set", "words=AccountKey=hunter2"),
+        ("constants.yaml",),
     ],
 )
 def test_a_secret_is_not_sent(kfp_server: KfpServer, words: tuple[str, ...]) -> None:
     Path("own.yaml").write_text(yaml.safe_dump(OWN))
+    inputs = {"parameters": {"env": {"runtimeValue": {"constant": {"HF_TOKEN": "hunter2"}}}}}
+    root = {**OWN["root"], "dag": {"tasks": {"job": {"inputs": inputs}}}}
+    Path("constants.yaml").write_text(yaml.safe_dump({**OWN, "root": root}))
     done = call("run", *words)
     assert "which KFP would store and show" in str(done.exception)
     assert "hunter2" not in f"{done.exception}{done.output}"

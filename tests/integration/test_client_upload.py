@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -38,6 +39,21 @@ def test_the_same_content_is_uploaded_once(kfp_server: KfpServer, file: Path) ->
     assert again == first | {"new": False}
     assert output("upload", file) == (f"unchanged: mine already has version {first['version']}\n")
     assert len(kfp_server.requests_for("upload_pipeline_version")) == 1
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"training": {"parameterType": "STRUCT", "defaultValue": {"token": "hunter2"}}},
+        {"address": {"parameterType": "STRING", "defaultValue": "https://h/x?sig=hunter2"}},
+    ],
+)
+def test_a_secret_is_not_uploaded(part: dict[str, Any], kfp_server: KfpServer, file: Path) -> None:
+    spec = yaml.safe_load(file.read_text())
+    spec["root"]["inputDefinitions"]["parameters"] |= part
+    file.write_text(yaml.safe_dump(spec))
+    assert "hunter2" not in refused("upload", file)
+    assert not kfp_server.requests
 
 
 def test_changed_content_is_a_new_version(kfp_server: KfpServer, file: Path) -> None:

@@ -6,6 +6,7 @@ import socketserver
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from kfp_ddp.client.connection import forwarded_port, own_namespace
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.k8s.api import Api
 from tests.commands import call
-from tests.serving import Handler, serving, serving_by
+from tests.serving import Handler, head, serving, serving_by
 
 pytestmark = pytest.mark.usefixtures("no_cluster")
 KUBECONFIG = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
@@ -134,6 +135,25 @@ def test_cluster_behind_a_login_is_bad(tmp_path: Path, monkeypatch: pytest.Monke
         write_kubeconfig(file, url)
         (finding,) = examine(Requirements(), str)
         assert "not a Kubernetes API server" in finding.message
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"type": "ExternalName", "externalName": "kfp.example.com"},
+        {"ports": [{"port": 8888}]},
+        {"ports": [{"port": 8888}], "selector": {}},
+    ],
+)
+def test_service_without_pods_needs_a_host(
+    spec: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KUBECONFIG, str(tmp_path / "config"))
+    body = json.dumps({"metadata": {"name": "ml-pipeline"}, "spec": spec}).encode()
+    with talking(head(body) + body) as url:
+        write_kubeconfig(tmp_path / "config", url)
+        with pytest.raises(InputError, match=r"give --host$"):
+            forwarded_port("kubeflow").__enter__()
 
 
 def test_output_has_columns_and_a_line_for_each_remedy() -> None:

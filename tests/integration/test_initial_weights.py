@@ -125,6 +125,10 @@ def test_torchvision_weights_are_found(tmp_path: Path, monkeypatch: pytest.Monke
     assert "KFP_DDP_WEIGHTS" in none.origin
     with pytest.raises(InputError, match="cannot be had: KFP_DDP_WEIGHTS is off"):
         find("true", "resnet18")
+    with monkeypatch.context() as variables:
+        variables.setenv("KFP_DDP_WEIGHTS", "https://me:hunter2@h")
+        with pytest.raises(InputError, match=r"^KFP_DDP_WEIGHTS is an address with a login"):
+            find("auto", "resnet18")
     # No word of alarm where there are no weights, or where they are not wished for.
     assert (
         find("auto", "cifar_resnet8") == find("false", "resnet18") == weights_download.RANDOM_START

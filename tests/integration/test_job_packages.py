@@ -72,13 +72,15 @@ def test_failed_installation_is_one_line(tmp_path: Path, packages: list[str], me
     assert done.returncode == 1
 
 
-def test_an_index_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
-    spec = specification(["kfpddp-one==1.0"], f"http://127.0.0.1:{free_port()}/simple")
+@pytest.mark.parametrize("path", ["simple", "hunter2/simple", "simple?token=hunter2"])
+def test_an_index_that_cannot_be_reached_is_named(path: str, tmp_path: Path) -> None:
+    spec = specification(["kfpddp-one==1.0"], f"http://me:hunter2@127.0.0.1:{free_port()}/{path}")
     done = workers.run(spec, tmp_path / "worker", PIP_RETRIES="1")
     last = done.stderr.decode().splitlines()[-1]
     assert "the requirement kfpddp-one==1.0 (from versions: none)" in last
     assert "(the index cannot be reached: " in last
     assert "Connection refused" in last
+    assert b"hunter2" not in done.stdout + done.stderr
 
 
 def test_a_stopped_worker_does_not_wait_for_pip(tmp_path: Path) -> None:

@@ -208,6 +208,20 @@ def test_a_function_is_a_job(kfp_server: KfpServer) -> None:
         ({"func": data_parallel, "num_nodes": 2, "nodes": 3}, "one setting"),
         ({"func": distributed, "trainer": SimpleNamespace(func=distributed)}, "an argument, too"),
         ({"trainer": SimpleNamespace(func=distributed, steps=3)}, "steps .* not known"),
+        *(
+            ({"func": data_parallel, "func_args": {"lr": 1}, **secret}, "env_from_secrets")
+            for secret in (
+                {"env": {"HF_TOKEN": "a"}},
+                {"env": {"A": "https://me:hunter2@h"}},
+                {"env_vars": [{"name": "WANDB_API_KEY", "value": "a"}]},
+                {"func_args": {"lr": "https://h/x?sig=a"}},
+                {"image": "me:hunter2@registry/a"},
+                {"args": ["--token", "a"]},
+                {"code": "gs://me:hunter2@b/x"},
+                {"pip_index_urls": ["https://me:hunter2@h/simple"]},
+                {"packages_to_install": ["a==1.0 @ https://me:hunter2@h/a.whl"]},
+            )
+        ),
     ],
 )
 def test_an_invalid_job_is_refused(

@@ -33,7 +33,7 @@ from kfp_ddp.models import bundle
 from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.serving.engine import check_canary, sample_of
 from kfp_ddp.predict import load, softmax, square
-from kfp_ddp.serve.kserve_server import MAX_JSON
+from kfp_ddp.serve.limits import MAX_JSON
 from kfp_ddp.serve.served import ready
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.state.checkpoint import load_model
@@ -306,6 +306,91 @@ def test_too_large_request_is_refused_before_it_is_complete(server: Server) -> N
         asked.request("POST", "/v2/models/squares/infer", parts, headers, encode_chunked=True)
         refused = asked.getresponse()
         assert (refused.status, "send fewer images" in refused.read().decode()) == (413, True)
+    assert server.ask(asking(IMAGE)).status_code == 200
+
+
+START = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n"
+CHUNKED = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+FLOODS = {
+    "request line": (b"GET /", b"a" * 4096),
+    "name": (START, b"a" * 4096),
+    "value": (START + b"a: ", b"a" * 4096),
+    "headers": (START, b"a: a\r\n" * 1024),
+    "long headers": (START, b"a: %b\r\n" % (b"a" * 4096)),
+    "trailer": (CHUNKED + b"0\r\na: ", b"a" * 4096),
+    "trailers": (CHUNKED + b"0\r\n", b"a: a\r\n" * 1024),
+    "chunk extension": (CHUNKED + b"1;", b"a" * 4096),
+    "chunk size": (CHUNKED, b"0" * 4096),
+    "pipeline": (b"", (START + b"\r\n") * 512),
+    "pipelined bodies": (b"", b"".join((CHUNKED, b"40000\r\n", b"a" * 0x40000, b"\r\n0\r\n\r\n"))),
+    "upgrade": (START + b"connection: upgrade\r\nupgrade: a\r\n\r\n", b"a" * 4096),
+}
+"""What a request begins with, and what follows without end."""
+
+
+def memory(server: Server, name: str) -> int:
+    """Return the memory of a server in MiB: VmRSS, or VmHWM for the most so far."""
+    text = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(text.partition(f"{name}:")[2].split()[0]) >> 10
+
+
+def reset_peak(server: Server) -> int:
+    """Let VmHWM begin anew; return the memory now."""
+    Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")
+    return memory(server, "VmRSS")
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_request_without_end_takes_no_memory(flood: str, server: Server) -> None:
+    begin, piece = FLOODS[flood]
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+
+    def send(_: int) -> int:
+        sent, most = 0, 16 << 20
+        with socket.create_connection(address, 60) as client:
+            try:
+                client.sendall(begin)
+                while sent < most:
+                    client.sendall(piece)
+                    sent += len(piece)
+            except (ConnectionError, TimeoutError):
+                return 0
+        return sent
+
+    before = reset_peak(server)
+    with ThreadPoolExecutor(16) as clients:
+        sent = sum(clients.map(send, range(16)))
+    assert memory(server, "VmHWM") - before < 64
+    assert sent == 0
+    assert requests.get(f"{server.url}/v2/health/live", timeout=60).status_code == 200
+
+
+def test_few_headers_of_64_kib_are_answered_and_more_are_refused(server: Server) -> None:
+    for size, code in ((60_000, 200), (66_000, 431)):
+        headers = {"a": "a" * size}
+        answer = requests.get(f"{server.url}/v2/health/live", headers=headers, timeout=60)
+        assert answer.status_code == code
+    for number, code in ((100, 200), (200, 431)):
+        headers = {f"a{one}": "a" for one in range(number)}
+        answer = requests.get(f"{server.url}/v2/health/live", headers=headers, timeout=60)
+        assert answer.status_code == code
+
+
+def test_many_large_messages_of_grpc_take_bounded_memory(server: Server) -> None:
+    pb = protocol()
+    images = some(8_000_000 // (3 * SIZE * SIZE))
+    request = pb.ModelInferRequest(model_name="squares", raw_input_contents=[images.tobytes()])
+    request.inputs.add(name="images", datatype="FP32", shape=images.shape)  # is refused when read
+    content = request.SerializeToString()
+    before = reset_peak(server)
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        ask = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        calls = [ask.future(content, timeout=120) for _ in range(100)]
+        codes = {call.code() for call in calls}
+        assert codes == {grpc.StatusCode.INVALID_ARGUMENT}
+        assert memory(server, "VmHWM") - before < 1024  # 2,700 without a limit
+        silent = channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
+        assert silent.future(iter(())).code() == grpc.StatusCode.INVALID_ARGUMENT
     assert server.ask(asking(IMAGE)).status_code == 200
 
 

@@ -110,6 +110,11 @@ def test_show_prints_no_secret_and_names_a_wrong_variable(monkeypatch: pytest.Mo
     for name in ("TOKEN", "COOKIE", "PASSWORD"):
         monkeypatch.setenv(f"KFP_DDP_{name}", "hunter2")
     assert "hunter2" not in show("--origin").stdout + show("--json").stdout
+    for name in ("DESTINATION", "PIP_INDEX_URL", "REGISTRY", "UI", "PIPELINE_ROOT"):
+        with monkeypatch.context() as variables:
+            variables.setenv(f"KFP_DDP_{name}", "https://me:hunter2/3@h")
+            line = str(show().exception)
+        assert (f"KFP_DDP_{name}: {name.lower()} is" in line, "hunter2" in line) == (True, False)
     monkeypatch.setenv("KFP_DDP_TIMEOUT", "soon")
     assert str(show().exception) == "KFP_DDP_TIMEOUT: timeout='soon' should be a number"
 

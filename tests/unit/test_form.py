@@ -11,7 +11,7 @@ from docs.flowchart import Node, nodes
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.pipelines import NAMES, document
 from kfp_ddp.pipelines.document import parsed
-from kfp_ddp.pipelines.form import Form, form_of
+from kfp_ddp.pipelines.form import Form, check_arguments, form_of
 from kfp_ddp.training import model_file
 from tests.commands import output
 from tests.files import write
@@ -103,7 +103,13 @@ def test_invalid_file_fails_with_one_line_error(text: str, line: str, tmp_path: 
         form_of("train_resnet").read(file, [])
 
 
-ODD = ["2020-13-45", "0x_", "9" * 5000, "[" * 100_000, "{a: " * 1200, "!!int ''", "!!bool x"]
+LAUGHS = "\n".join(f"- &a{one} [{f'*a{one - 1}, ' * 9}]" for one in range(1, 9))
+ODD = [
+    *("2020-13-45", "0x_", "9" * 5000, "[" * 100_000, "{a: " * 1200, "!!int ''", "!!bool x"),
+    *(":".join("9" * 3000), ":".join("9" * 3000) + ".5", "0x" + "f" * 5000, "-.inf"),
+    *("{.nan: 1}", "{? [a] : 1}", "{2020-01-01: 1}", "&a [*a]", "!!binary aGk=", "!!set {a}"),
+    *(f"\n- &a0 [{'x, ' * 9}]\n{LAUGHS}", "{<<: [{a: 1}]}", f"'{'x' * (3 << 20)}'"),
+]
 
 
 @pytest.mark.parametrize("text", ODD, ids=range(len(ODD)))
@@ -115,6 +121,12 @@ def test_value_that_yaml_cannot_build_is_one_line(text: str, tmp_path: Path) -> 
         assert "\n" not in str(caught.value)
     with pytest.raises(InputError):
         form_of("train_resnet").read(None, [f"epochs={text}"])
+
+
+def test_integer_that_fits_no_float_is_one_line() -> None:
+    form = form_of("train_resnet")
+    with pytest.raises(InputError, match=r"^a number is too large: [^\n]*$"):
+        check_arguments(form.pipeline, {"source": "gs://bucket/p", "epochs": 10**400})
 
 
 OWN = """

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 from uvicorn.server import ServerState
 
-from kfp_ddp.serve import kserve_server as limits
-from kfp_ddp.serve.kserve_server import MAX_BODY, BodyLimit, HttpConnection
+from kfp_ddp.serve import limits
+from kfp_ddp.serve.limits import MAX_BODY, BodyLimit, HttpConnection, InProgress
 from kfp_ddp.serve.served import Batches, BusyError, most_pixels
 from kfp_ddp.training.config import MAX_PIXELS
 
@@ -137,13 +137,14 @@ def status(
             (name.replace("_", "-").encode(), str(size).encode()) for name, size in headers.items()
         ],
     }
-    limit = BodyLimit(app, "/predict")
+    progress = InProgress()
+    limit = BodyLimit(app, progress, "/predict")
     try:
         asyncio.run(limit(scope, receive, send))
     except HTTPException as error:
         return error.status_code
     finally:
-        assert limit._total == 0
+        assert progress.bytes == 0
     return 200
 
 

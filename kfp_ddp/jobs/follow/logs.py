@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from kfp_ddp.core.text import from_json
 from kfp_ddp.jobs.kinds import pod_role, pod_title
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.objects import container_statuses, has_ended
@@ -103,7 +104,7 @@ class Printer:
     def load(self, text: str) -> None:
         """Load the cursors of an earlier launcher; ignore an invalid file."""
         try:
-            for key, (restart, seconds, nanos, lines) in json.loads(text).items():
+            for key, (restart, seconds, nanos, lines) in from_json(text).items():
                 self.cursors[key] = LogCursor(restart, Stamp(seconds, nanos), lines)
         except (ValueError, TypeError, AttributeError):
             self.cursors = {}
