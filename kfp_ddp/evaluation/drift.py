@@ -2,6 +2,7 @@
 
 import hashlib
 import heapq
+import io
 import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.spreadsheet import Reader, write_rows
 from kfp_ddp.models.bundle import LARGEST_CONFIG, REFERENCE, Bundle
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ class Sample:
 
         Confidence is the highest probability, energy the logsumexp (arXiv:2010.03759).
         """
-        keys = [hashlib.sha256(name.encode(errors="surrogateescape")).digest() for name in names]
+        keys = list(map(key_of, names))
         last = max(self.rows) if len(self.rows) == SIZE else b"\xff" * 33
         chosen = [at for at, key in enumerate(keys) if key < last]  # of a large split, nearly none
         scores = logits[chosen].double().numpy()
@@ -58,8 +60,15 @@ class Sample:
         """Return a row for each image, without its name."""
         width = len(next(iter(self.rows.values()), ())) - 2
         header = [*COLUMNS, *(f"embedding_{at}" for at in range(width))]
-        lines = (",".join(f"{value:.6g}" for value in row) for row in self.rows.values())
-        return "\n".join([",".join(header), *lines, ""])
+        rows = ([float(f"{value:.6g}") for value in row] for row in self.rows.values())
+        text = io.StringIO(newline="")
+        write_rows(text, [header, *rows])
+        return text.getvalue()
+
+
+def key_of(name: str) -> bytes:
+    """Return the digest of a name, which chooses the images of a sample."""
+    return hashlib.sha256(name.encode(errors="surrogateescape")).digest()
 
 
 Rows = tuple[list[str], NDArray[np.float64]]
@@ -108,9 +117,9 @@ def compare(reference: Rows | None, sample: Sample) -> dict[str, Any]:
 
 def _parse(table: str) -> Rows:
     """Return the columns, and the rows; raise ValueError without rows of numbers."""
-    header, *lines = table.splitlines() or [""]
-    columns = header.split(",")
-    rows = np.array([line.split(",") for line in lines], float)
+    reader = Reader(io.StringIO(table, newline=""))
+    columns = reader.columns
+    rows = np.array([list(row.values()) for row in reader], float)
     return columns, rows.reshape(-1, len(columns))
 
 
