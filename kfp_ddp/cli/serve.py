@@ -114,7 +114,7 @@ def predict(
                 if explain is not None:
                     _explain(model, path, name, _new_file(explain, f"{path.stem}.png"))
         if table is not None:
-            _write_table(table, answers, min(top, len(model.classes)))
+            write_table(table, answers, min(top, len(model.classes)))
     if as_json:
         echo_json({"bundle": bundle, "runtime": model.runtime, "pictures": answers})
     failed = sum("error" in answer for answer in answers)
@@ -202,7 +202,7 @@ def _print_classes(answer: dict[str, Any], width: int) -> None:
     echo(f"{name:<{width}}  {text}")
 
 
-def _write_table(file: Path, answers: list[dict[str, Any]], top: int) -> None:
+def write_table(file: Path, answers: list[dict[str, Any]], top: int) -> None:
     """Write a CSV with the likeliest classes, or the error, of each picture."""
     names = [name for at in range(1, top + 1) for name in (f"class {at}", f"probability {at}")]
     rows: list[list[Any]] = [["picture", *names, "error"]]

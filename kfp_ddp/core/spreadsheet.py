@@ -2,28 +2,46 @@
 
 import csv
 import re
-from collections.abc import Iterable
-from typing import Any, TextIO
+from collections.abc import Iterable, Iterator
+from typing import TextIO
 
-_FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
-"""Begin of a text that a spreadsheet may compute; also the wide characters of East Asia."""
+_START = "(?:^|(?<=[;\t\r\n]))"
+"""Where a cell starts: also where a spreadsheet takes another separator than the comma."""
+_COMPUTED = "(?=['\"]*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20])"
+"""Begin of a text that a spreadsheet may compute; also the wide characters of East Asia. Quotation
+marks at the start of a cell may be taken for those of the table."""
+_UNGUARDED = re.compile(_START + _COMPUTED)
+_GUARDED = re.compile(f"{_START}'{_COMPUTED}")
 
 
 def write_rows(file: TextIO, rows: Iterable[Iterable[object]]) -> None:
     """Write rows as CSV; a text that a spreadsheet would compute gets a `'` before it."""
-    writer = csv.writer(file, lineterminator="\n")
+    # Every text is quoted: before Python 3.13, one with a lone carriage return is not otherwise.
+    writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     for row in rows:
-        writer.writerow(
-            [f"'{one}" if isinstance(one, str) and _FORMULA.match(one) else one for one in row]
-        )
+        writer.writerow([_UNGUARDED.sub("'", one) if isinstance(one, str) else one for one in row])
 
 
-class Reader(csv.DictReader):  # type: ignore[type-arg]
-    """Rows of a table by column, without that `'`."""
+class Reader:
+    """Rows of a table by column, without that `'`; raises ValueError for what is no table.
 
-    def __next__(self) -> dict[str | Any, str | Any]:
-        """Return the next row."""
-        return {
-            name: cell[1:] if name and cell and cell[0] == "'" and _FORMULA.match(cell) else cell
-            for name, cell in super().__next__().items()
-        }
+    The file is opened with `newline=""`. Cells that a row lacks are empty.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._rows = self._read(file)
+        self.columns = next(self._rows, [])
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        width = len(self.columns)
+        for row in filter(None, self._rows):
+            cells = [*row, *[""] * (width - len(row))]
+            yield dict(zip(self.columns, cells, strict=False))
+
+    @staticmethod
+    def _read(file: TextIO) -> Iterator[list[str]]:
+        try:
+            for row in csv.reader(file):
+                yield [_GUARDED.sub("", cell) for cell in row]
+        except csv.Error as error:
+            raise ValueError(str(error)) from None

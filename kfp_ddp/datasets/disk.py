@@ -9,27 +9,32 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import google_crc32c
-
 from kfp_ddp.core import errors
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.core.files import closing_descriptor, folder_below, lock, open_lock, open_plain
 from kfp_ddp.datasets.context import Watch
+from kfp_ddp.storage.listing import content_hash, expected_digest
 
 _CHUNK = 1 << 20
 
 
-def checksum(name: str, folder: int, start: int = 0, size: int | None = None) -> int:
-    """Return the crc32c of a plain file of this folder, or of a part of it; -1 if unreadable."""
-    crc, left = 0, sys.maxsize if size is None else size
+def has_content(
+    name: str, folder: int, token: str, crc: int, start: int = 0, size: int | None = None
+) -> bool:
+    """Return whether a plain file of this folder, or a part of it, has the hash in a token.
+
+    Without one in the token, this crc32c. False if it cannot be read.
+    """
+    state, left = content_hash(token), sys.maxsize if size is None else size
     try:
         with open(open_plain(name, folder), "rb", buffering=0) as file:
             file.seek(start)
             while chunk := file.read(min(_CHUNK, left)):
-                crc, left = google_crc32c.extend(crc, chunk), left - len(chunk)
+                state.update(chunk)
+                left -= len(chunk)
     except OSError:
-        return -1
-    return -1 if size and left else crc
+        return False
+    return not (size and left) and state.digest() == expected_digest(token, crc)
 
 
 def write_all(descriptor: int, data: bytes, offset: int) -> None:

@@ -16,7 +16,14 @@ from kfp_ddp.core.files import Folders, folder_below
 from kfp_ddp.datasets import checks, names
 from kfp_ddp.datasets.build import download, stage_of, staged, write_manifest
 from kfp_ddp.datasets.context import Context
-from kfp_ddp.datasets.disk import checksum, flush_filesystem, locked, no_folder, unreadable, writing
+from kfp_ddp.datasets.disk import (
+    flush_filesystem,
+    has_content,
+    locked,
+    no_folder,
+    unreadable,
+    writing,
+)
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.stage import FileStage
@@ -124,8 +131,8 @@ class _Plan:
                 self.mtimes[index] = status.st_mtime_ns
                 if trusted == status.st_mtime_ns and self._options.verify != "full":
                     return "same"
-                same = checksum(name, folder) == self._listing.crcs[index]
-                return "same" if same else "differs"
+                token, crc = self._listing.token(index), self._listing.crcs[index]
+                return "same" if has_content(name, folder, token, crc) else "differs"
         except (FileNotFoundError, NotADirectoryError):
             return "absent"
         except OSError as error:

@@ -6,7 +6,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -227,7 +227,7 @@ def _encode(listing: Listing, bad: dict[int, str], folds: bool) -> Names:
         name = names[index]
         target = next(filter(taken.accept, _candidates(name)))
         names[index], origins[target], encoded[name] = target, name, target
-    result = Listing(names, listing.sizes, listing.crcs, listing.generations, listing.tags, origins)
+    result = replace(listing, names=names, origins=origins)
     return Names(result.sorted(), [], encoded, folds=folds)
 
 

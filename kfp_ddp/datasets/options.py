@@ -1,6 +1,5 @@
 """Options of a sync, a dataclass as importing pydantic takes 0.2 s, and the name of its dataset."""
 
-import csv
 import hashlib
 import itertools
 import os
@@ -118,11 +117,11 @@ def _names(table: str) -> list[str]:
     try:
         with open(table, encoding="utf-8-sig", newline="") as file:
             reader = Reader(file)
-            if "path" not in (reader.fieldnames or ()):
+            if "path" not in reader.columns:
                 raise ValueError("no column 'path'")
             names = (row["path"] for row in reader)
             rows = [glob_of(name) for name in names if name]
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, ValueError) as error:
         why = getattr(error, "strerror", error)
         raise InputError(
             f"@{table} cannot be read ({why}): give a CSV of this machine with a column "

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from kfp_ddp.core.files import open_below
-from kfp_ddp.datasets.disk import checksum, write_all, writing
+from kfp_ddp.datasets.disk import has_content, write_all, writing
 from kfp_ddp.datasets.stage import Arrived, FileStage
 from kfp_ddp.storage.listing import Listing
 
@@ -105,7 +105,7 @@ class TarStage(FileStage):
         shard, start = self.member_offset(index)
         with contextlib.suppress(OSError), self.folders.at("") as tree:
             if os.stat(shard, dir_fd=tree, follow_symlinks=False).st_ino == noted.inode:
-                return noted.trusted or checksum(shard, tree, start, noted.size) == noted.crc
+                return noted.trusted or has_content(shard, tree, "", noted.crc, start, noted.size)
         return False
 
     def path(self, index: int) -> Path:

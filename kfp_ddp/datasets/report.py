@@ -30,6 +30,10 @@ class Result:
     digest: str
     path: Path
     names: Names
+    exact: str = ""
+    """Digest of the listing, which that of a version of an earlier release differs from."""
+    unconfirmed: bool = False
+    """Whether only crc32c says that this version is the listing."""
     images: "DatasetImages | None" = None
     """The images to train on, if they were checked."""
     changes: Changes = field(default_factory=Changes)

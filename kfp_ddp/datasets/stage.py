@@ -16,8 +16,14 @@ import google_crc32c
 
 from kfp_ddp.core.files import Folders, closing_descriptor, folder_below, open_below, open_plain
 from kfp_ddp.core.text import from_json
-from kfp_ddp.datasets.disk import checksum, plain_folder, remove, write_all, writing
-from kfp_ddp.storage.listing import Listing, folders_of
+from kfp_ddp.datasets.disk import (
+    has_content,
+    plain_folder,
+    remove,
+    write_all,
+    writing,
+)
+from kfp_ddp.storage.listing import Listing, content_hash, expected_digest, folders_of
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READABLE, _WRITABLE = 0o444, 0o222
@@ -181,7 +187,7 @@ class FileStage:
             descriptor = os.open(name, _FLAGS, self.mode, dir_fd=folder)
             try:
                 fcntl.ioctl(descriptor, FICLONE, source)
-                good = checksum(name, folder) == crc
+                good = has_content(name, folder, self.listing.token(index), crc)
             except OSError:  # another file system, or one that cannot share
                 good = False
             if good:
@@ -214,12 +220,14 @@ class FileStage:
     def link(self, index: int, before: Folders, mtime_ns: int, crc: int, read: bool) -> bool:
         """Link an unchanged file of the version before, verified; False if it cannot be linked."""
         within, _, name = self.listing.names[index].rpartition("/")
+        token = self.listing.token(index)
         try:
             with before.at(within) as source, self.folders.at(within) as folder:
                 status = os.stat(name, dir_fd=source, follow_symlinks=False)
                 if not stat.S_ISREG(status.st_mode) or status.st_size != self.listing.sizes[index]:
                     return False
-                if (read or status.st_mtime_ns != mtime_ns) and checksum(name, source) != crc:
+                trusted = status.st_mtime_ns == mtime_ns and not read
+                if not trusted and not has_content(name, source, token, crc):
                     return False
                 os.link(name, name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
                 if status.st_mode & _WRITABLE:  # by fsGroup, or an earlier release
@@ -233,7 +241,8 @@ class FileStage:
 
     def copy(self, index: int, before: Path, name: str, offset: int, crc: int) -> bool:
         """Copy a file from the version before, or an archive of it; False if its bytes differ."""
-        size = self.listing.sizes[index]
+        size, token = self.listing.sizes[index], self.listing.token(index)
+        state = content_hash(token)
         computed = position = 0
         try:
             source = open_below(before, name)
@@ -244,9 +253,11 @@ class FileStage:
             file.seek(offset)
             while position < size and (data := file.read(min(_CHUNK, size - position))):
                 computed = google_crc32c.extend(computed, data)
+                state.update(data)
                 write_all(descriptor, data, start + position)
                 position += len(data)
-        if position != size or computed != crc:
+        same = position == size and computed == crc
+        if not same or state.digest() != expected_digest(token, crc):
             self.drop(index, descriptor)
             return False
         self.listing.crcs[index] = crc
@@ -272,7 +283,7 @@ class FileStage:
         for file in self._journal.read():
             index = bisect_left(names, file.name)
             same = index < len(names) and (names[index], sizes[index]) == (file.name, file.size)
-            known = same and (bool(self.listing.tags) or file.crc == self.listing.crcs[index])
+            known = same and (not self.listing.lists_crc or file.crc == self.listing.crcs[index])
             if known and self.intact(index, file):
                 self.mtimes[index] = file.mtime_ns
                 self.listing.crcs[index] = file.crc
@@ -285,7 +296,7 @@ class FileStage:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             seen = (status.st_size, status.st_mtime_ns, status.st_ino)
             if stat.S_ISREG(status.st_mode) and seen == (noted.size, noted.mtime_ns, noted.inode):
-                return noted.trusted or checksum(name, folder) == noted.crc
+                return noted.trusted or has_content(name, folder, "", noted.crc)
         return False
 
     def retained(self, done: set[int]) -> set[str]:

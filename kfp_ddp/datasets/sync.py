@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.datasets import checks, mirror, names
-from kfp_ddp.datasets.build import build, changes, repair, stage_of
+from kfp_ddp.datasets.build import build, changes, confirm, repair, stage_of
 from kfp_ddp.datasets.context import Context, Watch
 from kfp_ddp.datasets.disk import locked, versions_lock, writing
 from kfp_ddp.datasets.options import SyncOptions, canonical, dataset_name
@@ -17,7 +17,7 @@ from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.versions import DatasetVersions, collect
 from kfp_ddp.storage import manifest
 from kfp_ddp.storage.kinds import open_source
-from kfp_ddp.storage.listing import Filter
+from kfp_ddp.storage.listing import Filter, weakness
 from kfp_ddp.storage.source import Changed, Retry, SourceOptions
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def _attempt(context: Context, target: Path, dataset: str) -> Result:
     if options.dry_run:
         return _dry_run(context, store, result)
     result = _check(context, store, result)
-    if options.verify == "list" and _publish(context, store, result):  # needs no lock
+    no_lock = options.verify == "list" and not result.unconfirmed
+    if no_lock and _publish(context, store, result):
         return replace(result, unchanged=True)
     store.prepare()
     lock = locked(target, options.lock_wait, context.source.url, context.watch)
@@ -88,6 +89,8 @@ def _attempt(context: Context, target: Path, dataset: str) -> Result:
         if waited:  # another sync may have published a newer listing
             result = _plan(context, store, dataset, _list(context, target))
             result = _check(context, store, result)
+        if result.unconfirmed:
+            result = confirm(context, store, result)
         result = collect(store, options, result)  # of a smaller `keep_versions`, to make room
         transfer = repair if store.complete(result.digest) else build
         result = transfer(context, store, result)
@@ -111,6 +114,8 @@ def _list(context: Context, target: Path) -> names.Names:
     context.phase("listing")
     listing, markers = names.without_markers(source.listing())
     listing = Filter(options.include, options.exclude).select(listing)
+    if listing.weak:
+        context.phase(weakness(source.url, listing))
     if not listing:
         raise InputError(f"{source.url}: include and exclude leave nothing to sync; check them")
     checks.check_sizes(listing, options, source.url)
@@ -128,8 +133,18 @@ def _plan(context: Context, store: DatasetVersions, dataset: str, listed: names.
     pack = context.options.pack
     if not context.options.delete:
         _keep_extras(listed, store.before(dataset), dataset, Filter((), context.options.exclude))
-    digest = listed.listing.digest("" if pack == "none" else pack)
-    return Result(context.source.url, dataset, digest, store.version(digest), listed)
+    layout = "" if pack == "none" else pack
+    exact = listed.listing.digest(layout)
+    url = context.source.url
+    result = Result(url, dataset, exact, store.version(exact), listed, exact)
+    if store.complete(exact) or not store.complete(older := listed.listing.crc_digest(layout)):
+        return result
+    # A version of an earlier release keeps its name, if its files are what the store lists.
+    known = manifest.compare(listed.listing, manifest.rows(store.version(older) / manifest.NAME))
+    if any((known.added, known.changed, known.removed)):
+        return result
+    unconfirmed = min(known.mtimes) < 0
+    return replace(result, digest=older, path=store.version(older), unconfirmed=unconfirmed)
 
 
 def _dry_run(context: Context, store: DatasetVersions, result: Result) -> Result:

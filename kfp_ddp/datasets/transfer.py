@@ -147,7 +147,7 @@ class Transfer:
 
     def _check(self, index: int, crc: int) -> None:
         listing = self._listing
-        if not listing.tags and crc != listing.crcs[index]:
+        if listing.lists_crc and crc != listing.crcs[index]:
             raise Damaged(f"crc32c {crc:08x} instead of {listing.crcs[index]:08x}")
         listing.crcs[index] = crc
 

@@ -9,8 +9,10 @@ import hashlib
 import heapq
 import itertools
 import json
+import re
 import tempfile
 from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,11 +23,11 @@ from typing import Any, BinaryIO, cast
 from kfp_ddp.core.errors import InputError, UnavailableError
 from kfp_ddp.core.machine import require
 from kfp_ddp.core.spreadsheet import Reader, write_rows
-from kfp_ddp.core.text import from_json
+from kfp_ddp.core.text import from_json, one_line, printable
+from kfp_ddp.datasets.names import apply
 from kfp_ddp.evaluation.request import PARQUET, PredictionRequest, suffix_of
 from kfp_ddp.storage.kinds import kind_of, open_source, open_store
-from kfp_ddp.storage.listing import Listing
-from kfp_ddp.storage.source import is_text
+from kfp_ddp.storage.listing import Listing, weakness
 from kfp_ddp.training.data.sides import is_ignored, is_image, no_images
 
 PROBABILITY = "probability_"
@@ -35,6 +37,13 @@ LOST = "not downloaded: "
 SHARD_BYTES = 1 << 29
 """Bytes of the objects of a shard, unless one has more: a rank has three shards on its disk."""
 _LARGEST, _TOGETHER = 1 << 40, 4096
+_PART = "[0-9a-f]{12}-[0-9]{7,}"
+"""Names of parts: the digest of a list, and the number of a shard of it."""
+SAMPLE = ".sample"
+"""End of the name of a sample, after that of the table or the part."""
+_SHOWN = 5
+_MOST_LISTS = 256
+"""Parts of one run are read one after the other, those of several runs at once."""
 Row = dict[str, Any]
 """Values of a row by column; numbers are text if they come from a CSV."""
 
@@ -62,49 +71,79 @@ class Table:
                     writer.write_table(arrow.Table.from_pylist(some, schema=schema))
             return
         cells = ([row.get(name, "") for name in self.columns] for row in rows)
-        short = ([f"{x:.6g}" if isinstance(x, float) else x for x in line] for line in cells)
+        short = ([_short(cell) for cell in line] for line in cells)
         with file.open("w", encoding="utf-8", newline="") as opened:
             write_rows(opened, itertools.chain([self.columns], short))
+
+    def part_names(self, end: str = "") -> list[str]:
+        """Return the names of the parts, or of the files beside them with this end, sorted."""
+        pattern = re.compile(f"{re.escape(self.parts)}{_PART}{re.escape(self.suffix + end)}")
+        return sorted(name for name, _ in self.store.list(self.parts) if pattern.fullmatch(name))
 
     def rows(self, listing: Listing) -> Iterator[tuple[int, Row]]:
         """Yield position and row of the listed objects that have one, in order, each once.
 
         Raise InputError if the table is of other classes, or of something else.
         """
-        stored = (name for name, _ in self.store.list(self.parts))
-        parts = sorted(name for name in stored if name.endswith(self.suffix))
-        lists = itertools.groupby(parts, key=lambda name: name.rpartition("-")[0])
+        lists = itertools.groupby(self.part_names(), key=lambda name: name.rpartition("-")[0])
         # Both the table and the parts of one list are sorted by name.
-        streams = [self._read([self.name]), *(self._read(list(some)) for _, some in lists)]
-        at, names = 0, listing.names
-        merged = heapq.merge(*streams, key=itemgetter("name"))
-        for name, some in itertools.groupby(merged, key=itemgetter("name")):
-            while at < len(names) and names[at] < name:
-                at += 1
-            if at < len(names) and names[at] == name:
-                key = (self.bundle, content_of(listing, at))
-                same = [row for row in some if (row["bundle"], row["object"]) == key]
-                if same:
-                    yield at, min(same, key=lambda row: row["reason"].startswith(LOST))
+        together = [[self.name], *(list(files) for _, files in lists)]
+        if len(together) > _MOST_LISTS:
+            raise InputError(
+                f"{self.store.uri}/{self.parts} has parts of {len(together):,} runs, and "
+                f"{_MOST_LISTS} can be read at once: delete it, and run again"
+            )
+        streams = (self._read(files, listing) for files in together)
+        merged = heapq.merge(*streams, key=itemgetter(0))
+        for at, same in itertools.groupby(merged, key=itemgetter(0)):
+            yield at, min((row for _, row in same), key=lambda row: row["reason"].startswith(LOST))
 
-    def _read(self, names: Sequence[str]) -> Iterator[Row]:
-        """Yield the rows of one file after the other; parts of other classes are left out."""
-        for name in names:
+    def _read(self, files: Sequence[str], listing: Listing) -> Iterator[tuple[int, Row]]:
+        """Yield position and row of the objects that are listed like this, of one file after other.
+
+        A damaged part is left out from there on. Raise InputError for a table of something else.
+        """
+        last = -1
+        for name in files:
             with self._fetched(name) as file:
                 lines: Iterator[Any] = _lines(file) if file else iter([self.columns])
                 try:
                     columns = next(lines)
+                    for row in lines if columns == self.columns else ():
+                        at = self._position(row, listing)
+                        if at > last:
+                            yield at, row
+                            last = at
                     if columns == self.columns:
-                        yield from lines
                         continue
                 except (ValueError, TypeError) as error:
-                    columns = [f"{type(error).__name__}: {error}"]
+                    columns = [one_line(f"{type(error).__name__}: {error}", 200)]
+            shown, own = (printable(", ".join(one)[:200]) for one in (columns, self.columns))
             if name == self.name:
-                shown, own = (", ".join(one)[:200] for one in (columns, self.columns))
                 raise InputError(
                     f"{self.uri} has other columns ({shown}) than a table of this bundle ({own}): "
                     "name another table, or delete it"
                 )
+            print(f"{self.store.uri}/{name} is no part of this table: {shown}", flush=True)
+
+    def _position(self, row: Row, listing: Listing) -> int:
+        """Return the position of a row's object, -1 if it is listed otherwise.
+
+        Raise ValueError or TypeError for what is no row.
+        """
+        texts = [row[name] for name in ("name", "class", "bundle", "reason", "object")]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("a text is missing")
+        for name in self.probabilities:
+            row[name] = float(row[name]) if row[name] not in (None, "") else row[name]
+        return self.position(listing, row["name"], row["bundle"], row["object"])
+
+    def position(self, listing: Listing, name: str, bundle: str, content: str) -> int:
+        """Return where an object is listed with this content, -1 if not, or of another bundle."""
+        at = bisect_left(listing.names, name)
+        if at == len(listing) or listing.names[at] != name:
+            return -1
+        return at if (self.bundle, content_of(listing, at)) == (bundle, content) else -1
 
     @contextmanager
     def _fetched(self, name: str) -> Iterator[Path | None]:
@@ -121,7 +160,8 @@ class Table:
         with tempfile.NamedTemporaryFile() as file:
             for at, name in enumerate(listing.names):
                 if not done[at]:
-                    pin = (listing.sizes[at], listing.crcs[at], listing.generations[at])
+                    crc = listing.crcs[at] if listing.lists_crc else None
+                    pin = (listing.sizes[at], crc, listing.generations[at])
                     line = [name, *pin, listing.tags[at] if listing.tags else ""]
                     file.write(encoded := json.dumps(line).encode() + b"\n")
                     digest.update(encoded)
@@ -139,12 +179,13 @@ class Table:
             shard, total = Listing(), 0
             with file.open("rb") as lines:
                 for line in lines:
-                    name, size, *pin = from_json(line)
+                    name, size, crc, *pin = from_json(line)
                     total += size
                     if shard and (len(shard) >= most or total > SHARD_BYTES):
                         yield shard
                         shard, total = Listing(), size
-                    shard.add(name, size, *pin)
+                    shard.lists_crc = crc is not None
+                    shard.add(name, size, crc or 0, *pin)
             yield shard
 
     def join(self, listing: Listing, record: dict[str, Any]) -> None:
@@ -161,7 +202,8 @@ class Table:
             self.write(file, counted())
             if lacking := len(listing) - counts.total():
                 raise UnavailableError(
-                    f"{self.uri} lacks {lacking:,} rows, as another run deleted parts: run again"
+                    f"{self.uri} lacks {lacking:,} rows, as another run deleted or replaced "
+                    f"parts: run again, and if it lacks them again, delete {self.parts}"
                 )
             self.store.put(file, self.name)
         unreadable = counts.pop("", 0)
@@ -187,15 +229,24 @@ class Table:
 def _lines(file: Path) -> Iterator[Any]:
     """Yield the columns of a file, and its rows; raise ValueError for something else."""
     if file.suffix == PARQUET:
-        with _pyarrow()[1].ParquetFile(file) as source:
-            yield source.schema_arrow.names
-            for some in source.iter_batches(_TOGETHER):
-                yield from some.to_pylist()
+        arrow, parquet = _pyarrow()
+        try:
+            with parquet.ParquetFile(file) as source:
+                yield source.schema_arrow.names
+                for some in source.iter_batches(_TOGETHER):
+                    yield from some.to_pylist()
+        except (arrow.ArrowException, OSError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from None
         return
     with file.open(encoding="utf-8", newline="") as opened:
         reader = Reader(opened)
-        yield list(reader.fieldnames or ())
+        yield reader.columns
         yield from reader
+
+
+def _short(cell: object) -> object:
+    """Return a number with six digits, as it is written."""
+    return float(f"{cell:.6g}") if isinstance(cell, float) else cell
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -216,28 +267,34 @@ def describe_drift(drift: Mapping[str, Any]) -> str:
 
 
 def content_of(listing: Listing, at: int) -> str:
-    """Return what identifies the content of an object."""
-    return f"{listing.token(at)} {listing.sizes[at]}"
+    """Return what identifies the content of an object: with its generation, where it has one."""
+    content = f"{listing.token(at)} {listing.sizes[at]}"
+    return f"{content} {generation}" if (generation := listing.generations[at]) else content
 
 
-def list_objects(request: PredictionRequest, table: Table) -> Listing:
-    """List the objects of the source in the order of their names; raise InputError without images.
+def list_objects(request: PredictionRequest, table: Table) -> tuple[Listing, dict[str, int]]:
+    """List the objects of the source by name, and count those left out by the reason.
 
-    Left out are files that systems make, and the table itself.
+    Left out are files that systems make and the table itself, which do not count, and names that
+    no sync takes. Raise InputError without images.
     """
     source, kind = open_source(request.source), kind_of(request.source)
     place = f"{open_store(request.source).place}/" if kind and kind.store else "\0"
     own = f"{table.store.place}/{table.name}".removeprefix(place)
     listing, listed = source.listing(), array("L")
     for at, name in enumerate(listing.names):
-        ours = name in (own, f"{own}.json") or name.startswith(f"{own}.parts/")
-        if ours or (is_ignored(name) and not is_image(name)):
-            continue
-        if not is_text(name):
-            raise InputError(f"the name {name!a} of {source.url} is not UTF-8: rename the object")
-        listed.append(at)
+        ours = name in (own, f"{own}.json", f"{own}{SAMPLE}") or name.startswith(f"{own}.parts/")
+        if not ours and (is_image(name) or not is_ignored(name)):
+            listed.append(at)
     if len(listed) < len(listing):
         listing = listing.take(listed)
+    judged = apply(listing, "skip")
+    listing = judged.listing
+    if judged.skipped:
+        shown = printable("; ".join(f"{name!r} ({why})" for name, why in judged.skipped[:_SHOWN]))
+        print(f"{len(judged.skipped):,} objects are left out by their names: {shown}", flush=True)
+    if listing.weak:
+        print(weakness(source.url, listing), flush=True)
     if not any(is_image(name) or "." not in name.rpartition("/")[2] for name in listing.names):
         raise InputError(f"{source.url} has {no_images(listing.names)}: correct its address")
-    return listing.sorted()
+    return listing, dict(Counter(why for _, why in judged.skipped))

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kfp_ddp.core.errors import KfpDdpError, UnavailableError, writing
-from kfp_ddp.core.folders import scratch_dir
+from kfp_ddp.core.folders import make_own, scratch_dir
 from kfp_ddp.core.text import one_line
 from kfp_ddp.datasets.context import Context
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
+from kfp_ddp.evaluation import bulk_sample
 from kfp_ddp.evaluation.bulk import LOST, Row, Table, content_of, list_objects
 from kfp_ddp.evaluation.drift import Rows, Sample, compare, read_reference
 from kfp_ddp.evaluation.evaluator import Subject, read_bundle
@@ -64,30 +65,33 @@ def predict_share(request: PredictionRequest, world: World | None = None) -> Non
     subject, bundle = read_bundle(request.bundle, allow_code=request.allow_code)
     table, digest = Table(request.table, subject.info.classes, bundle.digest), bundle.digest
     reference: Rows | None = None
+    left_out: dict[str, int] = {}
 
     def plan() -> tuple[str, str, int]:
-        nonlocal listing, reference
+        nonlocal listing, left_out, reference
         reference = read_reference(bundle)
         table.store.prepare()
-        listing = list_objects(request, table)
+        listing, left_out = list_objects(request, table)
         return digest, *table.plan(listing)
 
     first_digest, todo, missing = world.from_first(plan)
     if digest != first_digest:
         raise UnavailableError(f"the champion of {request.bundle} has changed: run again")
     world.print(f"{len(listing):,} objects, {missing:,} of them to predict")
-    sample = _predict(request, table, subject, todo, world) if missing else Sample()
-    samples = world.to_first(sample.rows)
-    if samples is not None:
-        drift = compare(reference, sample.merge(samples))
+    if missing:
+        _predict(request, table, subject, todo, world)
+    if world.to_first(missing) is not None:  # when all ranks are done
+        sample, new = bulk_sample.read(table, listing, reference)
+        drift = {"drift": compare(reference, sample), "drift_of_new": compare(reference, new)}
+        bulk_sample.store(table, table.name, listing, sample)
         seconds = round(time.monotonic() - started, 1)
         record = {"source": request.source, "computed": missing, "seconds": seconds}
-        table.join(listing, record | {"drift": drift})
+        table.join(listing, record | {"left_out": left_out, **drift})
 
 
 def _predict(
     request: PredictionRequest, table: Table, subject: Subject, todo: str, world: World
-) -> Sample:
+) -> None:
     """Predict this rank's shards of a list; the next one is downloaded meanwhile."""
     sample = Sample()
     source, info, begun = open_source(request.source), subject.info, deque[Local]()
@@ -112,13 +116,15 @@ def _predict(
     def finish(local: Local) -> None:
         file = local.folder / f"part{table.suffix}"
         table.write(file, local.rows(table.bundle, reading))
-        table.store.put(file, f"{todo}-{local.number:07d}{table.suffix}")
+        name = f"{todo}-{local.number:07d}{table.suffix}"
+        bulk_sample.store(table, name, local.listing, sample)
+        table.store.put(file, name)
         shutil.rmtree(local.folder)
         print(f"shard {local.number:,}: {len(local.images):,} objects", flush=True)
 
-    scratch = Path(scratch_dir())
+    scratch = scratch_dir() / "predictions"
     with writing(scratch, MORE_STORAGE), contextlib.ExitStack() as stack:
-        scratch.mkdir(parents=True, exist_ok=True)
+        make_own(scratch)
         above = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
         for batch in scored(subject.network, info, work(), world, reading, precision):
             while begun[0].images is not batch.images:
@@ -133,7 +139,6 @@ def _predict(
                 begun[0].known[at] = {"class": info.classes[label], **values}
         for local in begun:
             finish(local)
-    return sample
 
 
 def _download(source: Source, number: int, shard: Listing, above: Path, reading: Reading) -> Local:

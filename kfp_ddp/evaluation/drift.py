@@ -2,6 +2,7 @@
 
 import hashlib
 import heapq
+import io
 import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.spreadsheet import Reader, write_rows
 from kfp_ddp.models.bundle import LARGEST_CONFIG, REFERENCE, Bundle
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ class Sample:
 
         Confidence is the highest probability, energy the logsumexp (arXiv:2010.03759).
         """
-        keys = [hashlib.sha256(name.encode(errors="surrogateescape")).digest() for name in names]
+        keys = list(map(key_of, names))
         last = max(self.rows) if len(self.rows) == SIZE else b"\xff" * 33
         chosen = [at for at, key in enumerate(keys) if key < last]  # of a large split, nearly none
         scores = logits[chosen].double().numpy()
@@ -70,8 +72,15 @@ class Sample:
     def to_csv(self) -> str:
         """Return the table as text, with six digits."""
         header, rows = self.table()
-        lines = (",".join(f"{value:.6g}" for value in row) for row in rows.tolist())
-        return "\n".join([",".join(header), *lines, ""])
+        numbers = ([float(f"{value:.6g}") for value in row] for row in rows.tolist())
+        text = io.StringIO(newline="")
+        write_rows(text, [header, *numbers])
+        return text.getvalue()
+
+
+def key_of(name: str) -> bytes:
+    """Return the digest of a name, which chooses the images of a sample."""
+    return hashlib.sha256(name.encode(errors="surrogateescape")).digest()
 
 
 def read_reference(bundle: Bundle) -> Rows | None:
@@ -120,9 +129,9 @@ def compare(reference: Rows | None, sample: Sample) -> dict[str, Any]:
 
 def _parse(table: str) -> Rows:
     """Return the columns, and the rows; raise ValueError without rows of numbers."""
-    header, *lines = table.splitlines() or [""]
-    columns = header.split(",")
-    rows = np.array([line.split(",") for line in lines], float)
+    reader = Reader(io.StringIO(table, newline=""))
+    columns = reader.columns
+    rows = np.array([list(row.values()) for row in reader], float)
     return columns, rows.reshape(-1, len(columns))
 
 

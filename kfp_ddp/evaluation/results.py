@@ -104,7 +104,7 @@ def samples_digest(samples: Iterable[tuple[str, str]]) -> str:
 
 
 def split_digest(dataset: Path, paths: Iterable[str], folder: str = "") -> str:
-    """Return the SHA-256 of path, size and crc32c of samples, from the version's manifest.
+    """Return the SHA-256 of path, size and token of samples, from the version's manifest.
 
     The paths are below `folder`, which is below `dataset`. '' without a manifest, or if it lacks a
     sample.
@@ -112,13 +112,13 @@ def split_digest(dataset: Path, paths: Iterable[str], folder: str = "") -> str:
     ordered = sorted(paths)
     names = {str(PurePosixPath(folder, path)): path for path in ordered}
     rows = manifest.rows(dataset / manifest.NAME)
-    content = {names[row.name]: (row.size, row.crc) for row in rows if row.name in names}
+    content = {names[row.name]: (row.size, row.token) for row in rows if row.name in names}
     total = hashlib.sha256()
     for path in ordered:
         if path not in content:
             return ""
-        size, crc = content[path]
-        total.update(f"{path}\0{size}\0{crc:08x}\n".encode())
+        size, token = content[path]
+        total.update(f"{path}\0{size}\0{token}\n".encode())
     return total.hexdigest()
 
 

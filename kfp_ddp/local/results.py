@@ -231,7 +231,7 @@ def shown(path: str | Path) -> str:
 def example(output: Path) -> str:
     """Return the path of an image of the evaluation, quoted for a shell: the user's own, if any."""
     with (output / "bundle" / "predictions.csv").open(encoding="utf-8", newline="") as file:
-        name = next(Reader(file))["path"]
+        name = next(iter(Reader(file)))["path"]
     synced = outputs(output, "data-sync")
     folders = [Path(folder) for folder in (synced["source"], synced["path"])]
     images = (path for folder in folders for path in (folder / name, *folder.glob(f"*/{name}")))

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +13,12 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import is_relative
 from kfp_ddp.core.text import plural, printable
 from kfp_ddp.datasets.images import uneven
+from kfp_ddp.datasets.names import apply
 from kfp_ddp.datasets.options import MOST_ROWS, glob_of
 from kfp_ddp.local.results import shown
 from kfp_ddp.storage.folder_source import LOST_AND_FOUND
 from kfp_ddp.storage.kinds import check_address, open_source
-from kfp_ddp.storage.listing import Filter
+from kfp_ddp.storage.listing import Filter, Listing
 from kfp_ddp.training.config import Reading
 from kfp_ddp.training.data.layout import Layout, LayoutRule, lay_out
 from kfp_ddp.training.data.shards import Where, content
@@ -116,6 +117,7 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     if broken and not reads_any and not labels and len(broken) <= MOST_ROWS:
         excluded += map(glob_of, broken)
         layout = _without(broken, names, rule)
+    _check_names(names, excluded, sync)
     columns = {}
     for side, part in layout.parts.items():
         by_class = Counter(target for name, target in part if name not in broken)
@@ -129,6 +131,14 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     paths = {str(folder and folder / name): why for name, why in broken.items()}
     table, reading = tuple(_table(layout, columns)), tuple(_reading(layout))
     return Survey(photographs, table, reading, paths, tuple(excluded))
+
+
+def _check_names(names: Iterable[str], excluded: Sequence[str], sync: Mapping[str, Any]) -> None:
+    """Raise InputError if the sync would refuse a name that it does not leave out."""
+    listing = Listing()
+    for name in names:
+        listing.add(name, 0, 0)
+    apply(Filter((), excluded).select(listing), sync.get("hostile_names", "error"))
 
 
 def _other_files(names: Iterable[str], tables: Collection[str]) -> list[str]:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Stored
+from kfp_ddp.datasets.names import reason_invalid
 from kfp_ddp.models.bundle import LARGEST_SUCCESS, MANIFEST, METRICS, NAME, SUCCESS, WEIGHTS, Bundle
 from kfp_ddp.models.evaluation import FILE, LARGEST, LARGEST_PREDICTIONS, Evaluation, Prediction
 from kfp_ddp.storage.folder import Folder
@@ -123,7 +124,8 @@ def list_versions(where: Store, name: str = "") -> dict[str, list[str]]:
     versions: dict[str, list[str]] = {}
     for path, _ in where.list(f"{name}/" if name else ""):
         parts = path.split("/")
-        if len(parts) == 3 and parts[2] == SUCCESS and re.fullmatch(_VERSION, parts[1]):
+        complete = len(parts) == 3 and parts[2] == SUCCESS and re.fullmatch(_VERSION, parts[1])
+        if complete and not reason_invalid(parts[0]):
             versions.setdefault(parts[0], []).append(parts[1])
     return {model: sorted(versions[model]) for model in sorted(versions)}
 

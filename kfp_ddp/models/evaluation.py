@@ -1,6 +1,5 @@
 """The record of an evaluation, `evaluation.json`. Does not import torch."""
 
-import csv
 import io
 import math
 from collections.abc import Iterator
@@ -113,7 +112,7 @@ class Evaluation(Stored):
     `accuracy_low` and `accuracy_high` bound a 95 % Wilson score interval. `loss` is the mean
     cross-entropy in nats, without label smoothing. Macro means leave out classes without samples
     and predictions. `samples_digest` identifies the samples by path and class, `split_digest` by
-    path, size and crc32c, if the version has a manifest; `skipped` is the number of files that
+    path, size and token, if the version has a manifest; `skipped` is the number of files that
     cannot be read and were left out (on_bad_image=skip), `skipped_files` names the first of them.
     `balanced_accuracy` is the mean recall of the classes with samples, `macro_roc_auc` the mean of
     each such class against the rest.
@@ -196,10 +195,10 @@ class Evaluation(Stored):
         """Return the predictions in the content of `uri` by path; raise as `read_predictions`."""
         try:
             predictions = {
-                r["path"]: Prediction(r["target"] or "", r["target"] == r["predicted"] != None)  # noqa: E711
+                r["path"]: Prediction(r["target"], r["target"] == r["predicted"] != "")
                 for r in prediction_rows(content)
             }
-        except (ValueError, KeyError, csv.Error) as error:
+        except (ValueError, KeyError) as error:
             raise InputError(
                 f"{uri} has no predictions: {reason(error)}; run evaluate again"
             ) from None
@@ -232,7 +231,7 @@ class Evaluation(Stored):
 
 def prediction_rows(content: bytes) -> Iterator[dict[str, str]]:
     """Return the rows of a `PREDICTIONS` file by column."""
-    return Reader(io.StringIO(content.decode(), newline=""))
+    return iter(Reader(io.StringIO(content.decode(), newline="")))
 
 
 def _read(path: Path, limit: int, what: str) -> bytes:

@@ -1,6 +1,5 @@
 """Inputs of a report: `report.json`, the evaluation, the verdict and the bundle's records."""
 
-import csv
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -210,5 +209,5 @@ def _count_pairs(predictions: Path) -> Counter[tuple[str, str]]:
         return Counter(row for row in rows if row[0] != row[1])
     except FileNotFoundError:
         return Counter()
-    except (OSError, ValueError, KeyError, csv.Error):
+    except (OSError, ValueError, KeyError):
         raise InputError(f"{predictions} is invalid: run evaluate again") from None

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Self
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, writing
-from kfp_ddp.core.folders import SCRATCH_VARIABLE, is_remote, scratch_dir
+from kfp_ddp.core.folders import SCRATCH_VARIABLE, is_remote, make_own, scratch_dir
 from kfp_ddp.core.run_folder import open_run_dir, task_folder
+from kfp_ddp.datasets.names import reason_invalid
 from kfp_ddp.runs import checkpoints
 from kfp_ddp.storage import leases
 from kfp_ddp.storage.kinds import open_store
@@ -143,14 +144,17 @@ def fetch(store: Store, names: Iterable[str], folder: Path) -> None:
 
 
 def is_plain(name: str) -> bool:
-    """Return whether a listed name can be a file of a run: no hidden part, no `..`."""
-    return all(part and not part.startswith(".") for part in name.split("/"))
+    """Return whether a listed name can be a file of a run: neither hidden nor refused by a sync."""
+    hidden = any(part.startswith(".") for part in name.split("/"))
+    return not (hidden or name.endswith("/") or reason_invalid(name))
 
 
 def local_folder(uri: str) -> Path:
     """Create an empty folder for the copy of a URI; its path is the same on each pod of a job."""
-    folder = Path(scratch_dir(), "runs", *uri.split("/")[-2:])
+    runs = scratch_dir() / "runs"
+    folder = Path(runs, *uri.split("/")[-2:])
     with writing(folder, f"mount an emptyDir there, or set {SCRATCH_VARIABLE} to another folder"):
+        make_own(runs)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     return folder

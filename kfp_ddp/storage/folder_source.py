@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import os
 import stat
 from array import array
@@ -18,7 +19,7 @@ from kfp_ddp.core.files import folder_below
 from kfp_ddp.core.folders import path_of
 from kfp_ddp.core.text import printable
 from kfp_ddp.storage import event_loop
-from kfp_ddp.storage.listing import Filter, Listing
+from kfp_ddp.storage.listing import EMPTY, Filter, Listing, new_hash, token_of
 from kfp_ddp.storage.source import Changed, Damaged, Entry, SourceOptions
 from kfp_ddp.storage.store import BLOCK
 
@@ -30,9 +31,11 @@ _REPLACED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
 
 
 class FolderSource:
-    """The files below a folder. Their crc32c is computed by reading them, in every sync."""
+    """The files below a folder. Every sync reads them: neither times nor numbers are content."""
 
-    exposed, resumes = False, True
+    exposed = False
+    resumes = False
+    """A file is compared with the SHA-256 of its listing as a whole."""
     max_workers = 16
 
     def __init__(self, url: str, options: SourceOptions) -> None:
@@ -63,12 +66,12 @@ class FolderSource:
         with ThreadPoolExecutor(_READERS) as pool:
             for at in range(0, len(names), _TOGETHER):  # a million futures take 1.7 GB
                 some = names[at : at + _TOGETHER], pins[at : at + _TOGETHER]
-                for name, pin, (size, crc) in zip(
+                for name, pin, (size, crc, token) in zip(
                     *some, pool.map(self._checksum, *some), strict=True
                 ):
-                    listing.add(name, size, crc, pin)
+                    listing.add(name, size, crc, pin, token)
         for name in markers:
-            listing.add(name, 0, 0)
+            listing.add(name, 0, 0, tag=EMPTY)
         return listing
 
     def reader(self, threads: Executor | None) -> "FolderReader":
@@ -125,12 +128,14 @@ class FolderSource:
             return "file"
         raise InputError(f"source {printable(str(path))} is neither a file nor a folder; remove it")
 
-    def _checksum(self, name: str, pin: int) -> tuple[int, int]:
+    def _checksum(self, name: str, pin: int) -> tuple[int, int, str]:
         size = crc = 0
+        state = hashlib.sha256()
         for block in self.blocks(name, pin, 0):
             crc = google_crc32c.extend(crc, block)
+            state.update(block)
             size += len(block)
-        return size, crc
+        return size, crc, token_of(state)
 
     def blocks(self, name: str, pin: int, offset: int) -> Iterator[bytes]:
         """Yield the content of a listed file from an offset on; raises Changed, StorageError."""
@@ -198,12 +203,17 @@ class FolderReader:
 
     async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
         """See `Reader.pour`."""
+        state = None if offset else new_hash(entry.tag)
 
         def read() -> None:
             for block in self._source.blocks(entry.name, entry.generation, offset):
+                if state is not None:
+                    state.update(block)
                 take(block)
 
         await event_loop.in_thread(self._threads, read)
+        if state is not None and token_of(state) != entry.tag:
+            raise Changed(entry.name)
 
     def close(self) -> None:
         """Do nothing: no file is open between two objects."""

@@ -4,6 +4,7 @@ import base64
 import binascii
 import contextlib
 import functools
+import hashlib
 import math
 import os
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ from kfp_ddp.storage.source import (
 from kfp_ddp.storage.store import BLOCK, Bucket, ConflictError, ObjectState, Page
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
-FIELDS = "items(name,size,generation,crc32c),nextPageToken"
+FIELDS = "items(name,size,generation,crc32c,md5Hash),nextPageToken"
 EMULATOR_WORKERS = 4
 MAX_PAGE = 1 << 23
 """Bytes of a page: 1,000 names of 1,024 bytes, each six times as long when JSON escapes it."""
@@ -45,8 +46,13 @@ _TIMEOUTS = (10.0, store.READ_TIMEOUT)  # seconds to connect, and between two re
 _MAX_TOKEN = 1 << 12
 _MAX_NUMBER = 1 << 63
 _NO_CRC = "AAAAAA=="
-Row = tuple[str, int, int, int]
-"""Name below the prefix, bytes, crc32c and generation of an object."""
+_MD5_BYTES = 16
+_OURS = "crc32c="
+"""Begin of the digest of an object of ours."""
+_NO_MD5 = "md5="
+"""End of the digest of an object whose MD5 the server does not list, which equals no other."""
+Row = tuple[str, int, int, int, str]
+"""Name below the prefix, bytes, crc32c, generation and token of an object."""
 
 
 def problem(verb: str, uri: str, root: str, status: int | None, reason: str) -> KfpDdpError:
@@ -175,10 +181,11 @@ class GcsSource(HttpSource):
 
     def checksum(self, entry: Entry, answer: Response) -> Checksum | None:
         """Return the crc32c of `GcsStore`; a transfer compares that of the listing itself."""
-        if not entry.tag:
+        if not entry.tag.startswith(_OURS):
             return None
         state = google_crc32c.Checksum()  # type: ignore[no-untyped-call]
-        return Checksum("crc32c", state, base64_digest(entry.tag.encode()))
+        expected = entry.tag.removeprefix(_OURS).partition(",")[0]
+        return Checksum("crc32c", state, base64_digest(expected.encode()))
 
     async def _list(self) -> Listing:
         listing, token, pages = Listing(), "", Pages(self.url, self._prefix)
@@ -190,8 +197,8 @@ class GcsSource(HttpSource):
                 token = pages.following(following)
                 if token and self.authorised:
                     client.send(self._request(token))
-                for name, size, crc, generation in rows:
-                    listing.add(name, size, crc, generation)
+                for row in rows:
+                    listing.add(*row)
                 if not token:
                     return listing
 
@@ -256,7 +263,15 @@ class GcsSource(HttpSource):
         raw = binascii.a2b_base64(crc or _NO_CRC)
         if len(raw) != 4:
             raise ValueError("an invalid crc32c")
-        return name, size, int.from_bytes(raw, "big"), generation
+        token = raw.hex()
+        if item.get("md5Hash"):
+            md5 = binascii.a2b_base64(item["md5Hash"])
+            if len(md5) != _MD5_BYTES:
+                raise ValueError("an invalid md5")
+            token = f"md5-{md5.hex()}"
+        elif generation:  # as a composite object has no MD5
+            token = f"generation-{generation}-{raw.hex()}"
+        return name, size, int.from_bytes(raw, "big"), generation, token
 
 
 class GcsStore(Bucket):
@@ -275,8 +290,8 @@ class GcsStore(Bucket):
         self._call("delete", request)
 
     def _digest(self, content: BinaryIO) -> str:
-        """Return the crc32c as Google Cloud Storage writes it."""
-        return crc32c(content)
+        """Return crc32c and MD5 as Google Cloud Storage writes them."""
+        return digest_of(content)
 
     def _pages(self, prefix: str, size: int) -> Iterator[Page]:
         pages = Pages(self.uri, self._key(""), prefix)
@@ -292,7 +307,7 @@ class GcsStore(Bucket):
 
     def _stat(self, name: str) -> ObjectState | None:
         blob = self._bucket.get_blob(self._key(name), **_options())
-        return blob and ObjectState(blob.size, blob.crc32c, str(blob.generation))
+        return blob and ObjectState(blob.size, _digest_of_blob(blob), str(blob.generation))
 
     def _entry(self, name: str, seen: ObjectState) -> Entry:
         return Entry(name, int(seen.tag), seen.digest, seen.size)
@@ -316,9 +331,10 @@ class GcsStore(Bucket):
             if tag:
                 raise ConflictError from None
             raise
-        if blob.crc32c != digest:
+        arrived = _digest_of_blob(blob)
+        if arrived not in (digest, f"{digest.partition(',')[0]},{_NO_MD5}"):
             raise StorageError(
-                f"{self.uri}/{name} arrived with crc32c {blob.crc32c} instead of {digest}: "
+                f"{self.uri}/{name} arrived with {arrived} instead of {digest}: "
                 "the transfer is damaged; run the step again"
             )
 
@@ -352,12 +368,18 @@ class GcsStore(Bucket):
         return None
 
 
-def crc32c(content: BinaryIO) -> str:
-    """Return the crc32c of an open file's rest as the store writes it: big-endian, base64."""
-    checksum = 0
+def digest_of(content: BinaryIO) -> str:
+    """Return crc32c and MD5 of an open file's rest as the store writes them, in base64."""
+    checksum, state = 0, hashlib.md5(usedforsecurity=False)
     while block := content.read(BLOCK):
         checksum = google_crc32c.extend(checksum, block)
-    return base64.b64encode(checksum.to_bytes(4, "big")).decode()
+        state.update(block)
+    both = (base64.b64encode(one).decode() for one in (checksum.to_bytes(4, "big"), state.digest()))
+    return f"{_OURS}{next(both)},md5={next(both)}"
+
+
+def _digest_of_blob(blob: Any) -> str:
+    return f"{_OURS}{blob.crc32c},md5={blob.md5_hash or ''}"
 
 
 def _options() -> dict[str, Any]:

@@ -108,7 +108,7 @@ class HuggingFaceSource(HttpSource):
         return Checksum("SHA1", state, bytes.fromhex(entry.tag))
 
     def _list(self) -> Listing:
-        listing, pages = Listing(), Pages(self.url, self._prefix)
+        listing, pages = Listing(lists_crc=False), Pages(self.url, self._prefix)
         for page in self._pages(pages):
             for item in page:
                 if item["type"] == "file" and item["path"] != _ATTRIBUTES:

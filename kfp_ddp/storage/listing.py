@@ -1,23 +1,35 @@
-"""The listing of a source: names, sizes and checksums in columns, their digest, and filters."""
+"""The listing of a source: names, sizes and checksums in columns, their digest, and filters.
+
+The token of an object identifies its content by what its store vouches for: `sha256-HEX` or
+`md5-HEX`, else an ETag or a generation. crc32c protects from damage alone, as four bytes give any
+value of it; as eight hex digits it is the token only where the store lists nothing else.
+"""
 
 import hashlib
 import itertools
 import re
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import google_crc32c
 
 _BATCH = 4096
+_HASH = re.compile("sha256-[0-9a-f]{64}|md5-[0-9a-f]{32}")
+_CRC, _CRC_DIGITS = re.compile("[0-9a-f]{8}"), 8
+EMPTY = f"sha256-{hashlib.sha256().hexdigest()}"
+"""Token of no bytes."""
 
 
 @dataclass
 class Listing:
-    """Objects of one source, sorted by name; columns, so that a million fit in 150 MB.
+    """Objects of one source, sorted by name; columns, so that a million fit in 250 MB.
 
     `names` are relative to the source's prefix and, after the name policy, to the target.
-    `crcs` are crc32c values; `tags` replaces them (ETags) where a store lists no crc32c, and
-    is empty otherwise. `generations` pin the content of a download, 0 for stores without.
-    `origins` maps a target name back to the object's own name where the two differ.
+    `crcs` are crc32c values, before a download only where the store `lists_crc`. `tags` are the
+    tokens; they are empty where all are crc32c. `generations` pin the content of a download, 0 for
+    stores without. `origins` maps a target name back to the object's own name where the two differ.
     """
 
     names: list[str] = field(default_factory=list)
@@ -26,6 +38,7 @@ class Listing:
     generations: "array[int]" = field(default_factory=lambda: array("Q"))
     tags: list[str] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)
+    lists_crc: bool = True
 
     def __len__(self) -> int:
         return len(self.names)
@@ -45,18 +58,23 @@ class Listing:
         return self.origins.get(name, name) if self.origins else name
 
     def token(self, index: int) -> str:
-        """Return what identifies the content in the digest: crc32c in hex, or ETag."""
+        """Return what identifies the content in the digest."""
         return self.tags[index] if self.tags else f"{self.crcs[index]:08x}"
+
+    @property
+    def weak(self) -> int:
+        """Number of the objects that only a crc32c identifies."""
+        return sum(map(is_crc, self.tags)) if self.tags else len(self)
 
     def take(self, indices: Sequence[int]) -> "Listing":
         """Return a listing of these objects, in this order."""
-        return Listing(
-            [self.names[i] for i in indices],
-            array("Q", [self.sizes[i] for i in indices]),
-            array("I", [self.crcs[i] for i in indices]),
-            array("Q", [self.generations[i] for i in indices]),
-            [self.tags[i] for i in indices] if self.tags else [],
-            self.origins,
+        return replace(
+            self,
+            names=[self.names[i] for i in indices],
+            sizes=array("Q", [self.sizes[i] for i in indices]),
+            crcs=array("I", [self.crcs[i] for i in indices]),
+            generations=array("Q", [self.generations[i] for i in indices]),
+            tags=[self.tags[i] for i in indices] if self.tags else [],
         )
 
     def sorted(self) -> "Listing":
@@ -77,10 +95,52 @@ class Listing:
             state.update(f"\0{layout}".encode())
         return state.hexdigest()
 
+    def crc_digest(self, layout: str = "") -> str:
+        """Return the digest of earlier releases, with crc32c alone where the store lists it."""
+        listing = replace(self, tags=[]) if self.lists_crc else self
+        return listing.digest(layout)
+
     @property
     def bytes(self) -> int:
         """Sum of the sizes."""
         return sum(self.sizes)
+
+
+def new_hash(token: str) -> Any:
+    """Return a new hash of hashlib for a token that is one of the content, else None."""
+    if not _HASH.fullmatch(token):
+        return None
+    return hashlib.new(token.partition("-")[0], usedforsecurity=False)
+
+
+def content_hash(token: str) -> Any:
+    """Return `new_hash`, or one of crc32c for another token."""
+    return new_hash(token) or google_crc32c.Checksum()  # type: ignore[no-untyped-call]
+
+
+def expected_digest(token: str, crc: int) -> bytes:
+    """Return what the digest of `content_hash` must be; `crc` is of the content."""
+    if new_hash(token) is None:
+        return crc.to_bytes(4, "big")
+    return bytes.fromhex(token.partition("-")[2])
+
+
+def token_of(state: Any) -> str:
+    """Return the token of what a hash of `new_hash` was updated with."""
+    return f"{state.name}-{state.hexdigest()}"
+
+
+def is_crc(token: str) -> bool:
+    """Return whether a token is a crc32c alone."""
+    return len(token) == _CRC_DIGITS and _CRC.fullmatch(token) is not None
+
+
+def weakness(url: str, listing: Listing) -> str:
+    """Return a line for objects that only a crc32c identifies."""
+    return (
+        f"{url} lists nothing but crc32c for {listing.weak:,} objects: one that is replaced by "
+        "another of the same size, made to have the same crc32c, counts as unchanged"
+    )
 
 
 def folders_of(names: Iterable[str]) -> set[str]:

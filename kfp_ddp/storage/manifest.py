@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from kfp_ddp.core.files import open_below
 from kfp_ddp.core.version import NAME, ManifestRow, read_header, read_rows
-from kfp_ddp.storage.listing import Listing
+from kfp_ddp.storage.listing import Listing, is_crc, new_hash
 
 __all__ = ["NAME", "SUCCESS", "Changes", "ManifestRow", "compare", "dataset", "header", "rows"]
 
@@ -22,7 +22,8 @@ class Changes:
 
     same: list[int] = field(default_factory=list)
     mtimes: "array[int]" = field(default_factory=lambda: array("q"))
-    """The mtime on disk of each file of `same`; likewise the next three."""
+    """The mtime on disk of each file of `same`; likewise the next three. -1: of an earlier release,
+    which recorded a crc32c alone, so the file must be read."""
     crcs: "array[int]" = field(default_factory=lambda: array("I"))
     packs: list[str] = field(default_factory=list)
     offsets: "array[int]" = field(default_factory=lambda: array("Q"))
@@ -59,6 +60,12 @@ def _opened(path: Path) -> BinaryIO:
     return open_below(folder.parent, f"{folder.name}/{path.name}")
 
 
+def may_equal(row: ManifestRow, listing: Listing, index: int) -> bool:
+    """Return whether the row has the crc32c alone, and the listing a hash to compare the file."""
+    same = row.crc == listing.crcs[index] and is_crc(row.token)
+    return same and new_hash(listing.token(index)) is not None
+
+
 def compare(listing: Listing, before: Iterator[ManifestRow]) -> Changes:
     """Compare the sorted listing with the sorted rows of the previous version."""
     changes = Changes()
@@ -72,9 +79,10 @@ def compare(listing: Listing, before: Iterator[ManifestRow]) -> Changes:
             continue
         # A version from a store without crc32c has them by now, as of every download.
         equal = row.token == listing.tags[index] if listing.tags else row.crc == listing.crcs[index]
-        if equal and row.size == listing.sizes[index]:
+        unsure = not equal and may_equal(row, listing, index)
+        if (equal or unsure) and row.size == listing.sizes[index]:
             changes.same.append(index)
-            changes.mtimes.append(row.mtime_ns)
+            changes.mtimes.append(-1 if unsure else row.mtime_ns)
             changes.crcs.append(row.crc)
             changes.packs.append(row.pack)
             changes.offsets.append(row.offset)

@@ -191,7 +191,7 @@ def reading_pages(url: str) -> Iterator[None]:
 
 def listing_by_etag(url: str, prefix: str, pages: Iterable[list[tuple[str, int, str]]]) -> Listing:
     """Return the listing of a store whose ETags identify the content; raises InputError."""
-    listing = Listing()
+    listing = Listing(lists_crc=False)
     with reading_pages(url):
         for name, size, etag in itertools.chain.from_iterable(pages):
             if not (name or size):  # the marker of the prefix itself

@@ -52,7 +52,7 @@ class SyntheticSource:
 
     def listing(self) -> Listing:
         """Name all images, without computing one; see `Source.listing`."""
-        listing = Listing()
+        listing = Listing(lists_crc=False)
         wide, digits = len(str(self.classes)), len(str(self.images))
         for label in range(self.classes):
             for number in range(label, self.images, self.classes):

@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import from_json
 from kfp_ddp.storage import event_loop, manifest
-from kfp_ddp.storage.http.client import HttpClient, HttpSource
+from kfp_ddp.storage.http.answer import Response
+from kfp_ddp.storage.http.client import Checksum, HttpClient, HttpSource
 from kfp_ddp.storage.http.origin import Origin, Request, display, netrc_login, quoted, target_of
-from kfp_ddp.storage.listing import Listing
+from kfp_ddp.storage.listing import Listing, expected_digest, new_hash
 from kfp_ddp.storage.source import (
     MAX_OBJECTS,
     Damaged,
@@ -55,6 +56,7 @@ class WebSource(HttpSource):
     def listing(self) -> Listing:
         """Read the manifest; see `Source.listing`."""
         listing = event_loop.run(self._read())
+        self.resumes = listing.weak == len(listing)  # a hash is of the complete body
         if not listing:
             raise InputError(f"{self.url} names no files; check that its sync is done")
         return listing
@@ -75,6 +77,11 @@ class WebSource(HttpSource):
 
         with contextlib.closing(HttpClient(self.pool)) as client:
             return await Retry().call("read", self.url, attempt)
+
+    def checksum(self, entry: Entry, answer: Response) -> Checksum | None:
+        """Return the hash of the manifest, None where it has a crc32c alone."""
+        state = new_hash(entry.tag)
+        return state and Checksum(state.name.upper(), state, expected_digest(entry.tag, 0))
 
     def request(self, entry: Entry, offset: int) -> Request:
         """See `HttpSource.request`; a web server has no generations."""
@@ -133,7 +140,8 @@ class ManifestRows:
         if types[:2] == [str, int] and types[3:] == [str]:
             name, size, _, crc = row[:4]
             if is_text(name) and 0 <= size < _MAX_SIZE and _CRC.fullmatch(crc):
-                self._listing.add(name, size, int(crc, 16))
+                token = row[2] if type(row[2]) is str and new_hash(row[2]) else crc
+                self._listing.add(name, size, int(crc, 16), tag=token)
                 return
         raise self._wrong("is not [name, size, token, crc32c]")
 

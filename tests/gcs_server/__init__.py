@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import hashlib
 import itertools
 import json
 import socket
@@ -31,6 +32,8 @@ class Stored:
     data: bytes
     generation: int
     crc: str
+    md5: str
+    """Empty for a composite object."""
 
 
 class Bucket:
@@ -79,11 +82,13 @@ class Bucket:
             self.at_once += change
             self.most_at_once = max(self.most_at_once, self.at_once)
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, *, composite: bool = False) -> None:
         """Write an object, as a new generation."""
         with self.lock:
             crc = base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
-            self.objects[name] = Stored(data, next(self._generations), crc)
+            md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+            generation = next(self._generations)
+            self.objects[name] = Stored(data, generation, crc, "" if composite else md5)
 
     def put_all(self, objects: dict[str, bytes]) -> None:
         """Write objects below `ds/`."""
@@ -354,6 +359,7 @@ def properties(name: str, stored: Stored) -> dict[str, str]:
         "size": str(len(stored.data)),
         "generation": str(stored.generation),
         "crc32c": stored.crc,
+        **({"md5Hash": stored.md5} if stored.md5 else {}),
     }
 
 

@@ -78,7 +78,7 @@ def test_links_and_formulas(sealed: Path, tmp_path: Path, monkeypatch: pytest.Mo
         Path("sorted", name, "=1+1.jpg").symlink_to(tmp_path / "outside")
     words = ["predict", sealed, "=1+1.jpg", "--into", "sorted", "--csv"]
     output(*words, "table.csv")
-    assert Path("table.csv").read_text().splitlines()[1].startswith("'=1+1.jpg,")
+    assert Path("table.csv").read_text().splitlines()[1].startswith('"\'=1+1.jpg",')
     assert isinstance(call(*words, "none/table").exception, StorageError)
     assert not Path("outside").exists()
     assert len(list(Path("sorted").rglob("=1+1-2.jpg"))) == 1

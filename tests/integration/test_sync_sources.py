@@ -219,7 +219,7 @@ def test_version_that_is_served_feeds_another_sync(tmp_path: Path, protocol: str
         assert content(second.path) == objects
         assert second.path.name == version.name
         (version / "a/x y%.png").write_bytes(b"y")
-        with pytest.raises(StorageError, match=r"crc32c .* instead of"):
+        with pytest.raises(StorageError, match=r"SHA256 .* instead of"):
             sync(f"{base}/_MANIFEST.jsonl", tmp_path / "third", QUICK)
         with pytest.raises(InputError, match="HTTP 404; check the address"):
             sync(f"{base}/none.jsonl", tmp_path / "third", QUICK)

@@ -218,7 +218,7 @@ def test_log_has_a_line_a_minute_and_one_per_phase(monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Three classes, and all that lies about in such folders."""
-    for label in ("a", "b", "c\x1b"):
+    for label in ("a", "b", "c\u200b"):
         (tmp_path / label).mkdir()
         for number in range(9 if label > "b" else 20):
             Image.new("RGB", (60, 40), "red").save(tmp_path / label / f"{number}.jpg")
@@ -235,6 +235,15 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_name_that_the_sync_refuses_is_refused_before(photos: Path) -> None:
+    write(photos / "not copied\n.txt", "x")
+    assert survey(str(photos), {}).photographs.classes == 3
+    write(photos / "a" / "1\n.jpg", (photos / "a" / "1.jpg").read_bytes())
+    with pytest.raises(InputError, match="hostile_names"):
+        survey(str(photos), {})
+    assert survey(str(photos), {"sync": {"hostile_names": "encode"}}).photographs.classes == 3
+
+
 def test_classes_broken_images_and_other_files_are_counted(photos: Path) -> None:
     surveyed = survey(str(photos), {})
     names = [Path(path).name for path in surveyed.broken]
@@ -242,12 +251,12 @@ def test_classes_broken_images_and_other_files_are_counted(photos: Path) -> None
     assert surveyed.photographs.train + surveyed.photographs.val == 18 + 20 + 9
     assert (surveyed.photographs.classes, surveyed.photographs.short_side) == (3, 40)
     rows = dict(line.split()[:2] for line in surveyed.table)
-    assert list(rows) == ["class", "a", "b", r"c\x1b", "all"]
+    assert list(rows) == ["class", "a", "b", r"c\u200b", "all"]
     assert int(rows["all"]) == surveyed.photographs.train
     notes = "\n".join(surveyed.photographs.notes)
     assert "3 files not read: 2 .svg, 1 .csv" in notes
     assert "labels=labels.csv" in notes
-    assert r"c\x1b" in notes, "few images"
+    assert r"c\u200b" in notes, "few images"
     assert "\n".join(surveyed.left_out).count("a/") == 2
     with pytest.raises(InputError, match=r"labels b/pipe\.png cannot be read .*not a plain file"):
         survey(str(photos), {"training": {"labels": "b/pipe.png"}})

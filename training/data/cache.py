@@ -4,7 +4,6 @@ import hashlib
 import os
 import shutil
 import socket
-import stat
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import atomic_write
+from kfp_ddp.core.folders import is_own
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import transforms
 from kfp_ddp.training.data.image_files import Findings, examine
@@ -78,11 +78,10 @@ class Cache:
         try:
             if make:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            about = self.folder.lstat()
+            own = is_own(self.folder)
         except OSError as error:
             raise self._unusable(error) from None
-        own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
-        if not own or about.st_mode & 0o022:
+        if not own:
             raise StorageError(
                 f"the cache {self.folder} is writable by other users: "
                 "remove it, or set cache_dir to another folder, or cache_gb=0"
