@@ -44,8 +44,11 @@ READING = Reading()
 RANDOM = ("auto", "false")
 """Values of `pretrained` with which a training starts from random weights."""
 _MLFLOW = re.compile("(https?|file|databricks)(://|$)")
-_QUERY = re.compile(r"://[^?#]*[?#](?!([\w-]+=(true|false|[01])(&|$))+$)")
-"""An address with a query, which may hold a secret; one of flags such as download=true does not."""
+_QUERY = re.compile(
+    r"://[^?#]*[?#](?!(?<=#)sha256=[0-9a-f]{64}$|([\w-]+=(true|false|[01])(&|$))+$)"
+)
+"""An address with a query, which may hold a secret; flags such as download=true, and #sha256=, do
+not."""
 
 
 def is_network(name: str) -> bool:

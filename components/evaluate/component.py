@@ -53,7 +53,8 @@ def evaluate(
         worst: Mistakes with the highest loss in the report, 0 to 200.
         champion: That of the gate, if it has one. A bundle with an evaluation of other samples is
             also evaluated on this split, so that the gate can compare.
-        options: Optional measurements by name; the README lists them.
+        options: Optional measurements, and the key of the champion, by name; the README lists
+            them.
         run_id: Id of the pipeline run, for an empty run_dir and for a job.
         work_dir: Folder or prefix of a bucket, for an empty run_dir; empty for KFP_DDP_WORK_DIR or
             /work.

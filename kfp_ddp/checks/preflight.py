@@ -29,7 +29,7 @@ from kfp_ddp.models import champion as champions
 from kfp_ddp.models import weights_download
 from kfp_ddp.models.registry import registry_of
 from kfp_ddp.models.release import Deployment, Registering, Signing, part_of
-from kfp_ddp.models.signature import key_of
+from kfp_ddp.models.signature import key_of, signer_of
 from kfp_ddp.runs.notify import notify_of_refusal
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.store import Store
@@ -156,10 +156,14 @@ def check_work(run: Run) -> None:
 
 
 def check_champion(run: Run, here: bool = False) -> None:
-    """Check that the champion exists, if it can be seen from this step; `here`: on this machine."""
+    """Check the key of the champion, and the champion, if this step can see it.
+
+    `here`: on this machine.
+    """
+    signer = signer_of(run.gate.get("champion_key", ""), "champion_key")
     champion, own = run.champion, run.parameters.exports
     visible = champion and (here or _can_see(open_store(champion)))
-    if visible and champions.find(champion) is None and champion != own:
+    if visible and champions.find(champion, signer=signer) is None and champion != own:
         exported = f"; this run exports to {own}" if own else ""
         raise InputError(
             f"champion={champion} is not found{exported}: correct it, or give last for the model "

@@ -197,8 +197,7 @@ def verify(
     if signature is not None and signer is None:
         raise InputError("--signature needs its signer: give --key, or --identity")
     opened = open_bundle(bundle, ADVICE)
-    if signer is not None:
-        check(opened, signer, _content(signature) if signature is not None else None)
+    check(opened, signer, _content(signature) if signature is not None else None)
     count, size = len(opened.listed or ()), opened.verify()
     exported = str(opened.lineage().get("exported_at") or "")
     if name and opened.model_name != name:

@@ -132,12 +132,11 @@ def _compare(
     from kfp_ddp.evaluation.bulk import Table, describe_drift
     from kfp_ddp.evaluation.bulk_rank import predict_share
     from kfp_ddp.evaluation.request import PredictionRequest
-    from kfp_ddp.models.champion import open_bundle
 
-    open_bundle(bundle, signer=signer)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
         table, options = f"{folder}/table.csv", {"allow_code": allow_code}
-        predict_share(PredictionRequest.from_inputs(pictures[0], bundle, table, options))
+        request = PredictionRequest.from_inputs(pictures[0], bundle, table, options)
+        predict_share(request, signer=signer)
         drift = Table(table).read_record()["drift"]
     if not drift:
         raise InputError(f"{bundle} has no {REFERENCE}: export the model again")
@@ -316,7 +315,8 @@ def serve(
     kfp-ddp serve gs://my-bucket/models/flowers --manifest kserve-tritonserver | kubectl apply -f -
     """
     if manifest:
-        click.echo(_manifest(bundle, name, manifest, image), nl=False)
+        signer = find_signer(key)
+        click.echo(_manifest(bundle, name, manifest, image, signer), nl=False)
         return
 
     require("serve")
@@ -342,11 +342,13 @@ def serve(
     )
 
 
-def _manifest(bundle: str, name: str | None, runtime: str, image: str) -> str:
+def _manifest(
+    bundle: str, name: str | None, runtime: str, image: str, signer: "Signer | None"
+) -> str:
     from kfp_ddp.models.champion import open_bundle
     from kfp_ddp.models.serving.inference_service import manifest
 
-    sealed = open_bundle(bundle)
+    sealed = open_bundle(bundle, signer=signer)
     model = sealed.model_name
     service = manifest(name or model.lower(), sealed.uri, model, runtime, image=image)
     return yaml.safe_dump(service, sort_keys=False)

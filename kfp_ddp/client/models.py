@@ -17,8 +17,8 @@ from kfp_ddp.jobs.identity import live_runs
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.objects import label
 from kfp_ddp.models import champion as champions
-from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG, LINEAGE, Bundle
-from kfp_ddp.models.champion import find, list_versions, move, read_pointer
+from kfp_ddp.models.bundle import CONFIG, DELETING, LARGEST_CONFIG, LINEAGE
+from kfp_ddp.models.champion import find, list_versions, move, open_bundle, read_pointer
 from kfp_ddp.models.registry import Registry, registry_of
 from kfp_ddp.models.release import Registering
 from kfp_ddp.models.serving.rollout import versions_in_service
@@ -164,7 +164,7 @@ class Model:
             described = describe(where, name, version, now)
             if described.damaged:
                 raise InputError(f"{name} {version} cannot be the champion: {described.damaged}")
-            Bundle.at(where, f"{name}/{version}/", advice="publish it again").verify()
+            open_bundle(described.uri, "publish it again").verify()
             if registry is not None:
                 registry.check()
             current = move(where, name, version, now, by)
@@ -186,7 +186,7 @@ class Model:
 
 
 LASTING = timedelta(days=1)  # of an upload
-UPLOADED = re.compile(rf"[^/]+/[0-9a-f]{{12}}/{re.escape(LINEAGE)}")
+LEFT = re.compile(rf"[^/]+/[0-9a-f]{{12}}/({re.escape(LINEAGE)}|{DELETING})")
 
 
 def copies(api: Api, keep: int, *, dry_run: bool) -> Iterator[str]:
@@ -202,7 +202,7 @@ def bundles(api: Api, where: Store, keep: int, *, dry_run: bool) -> Iterator[str
     """Delete old versions that runs have published, and their unfinished uploads; yield the names.
 
     The `keep` newest of each model remain, its champion, the version that this replaced, those in
-    service, and all while there is no champion.
+    service, and all while there is no champion. Interrupted deletions are completed.
     """
     known, serving, alive = champions.list_versions(where), versions_in_service(api), live_runs(api)
     for model in known:
@@ -215,13 +215,12 @@ def bundles(api: Api, where: Store, keep: int, *, dry_run: bool) -> Iterator[str
             if version not in used and (dry_run or champions.delete(folder, version)):
                 yield f"{model}/{version}"
     latest = (datetime.now(UTC) - LASTING).isoformat()
-    for path in [name for name, _ in where.list("") if UPLOADED.fullmatch(name)]:
-        model, version, _ = path.split("/")
+    for path in sorted(name for name, _ in where.list("") if LEFT.fullmatch(name)):
+        model, version, file = path.split("/")
         lineage = mapping_in(where.read(path, LARGEST_CONFIG))
         run, at = str(lineage.get("run_id") or ""), str(lineage.get("exported_at") or "")
         left = run and not alive(run) and "2020" < at < latest  # both in ISO 8601
-        if left and version not in known.get(model, ()):
-            files = () if dry_run else where.entries(f"{model}/{version}/")
-            for file in sorted(files, key=lambda file: file == path):  # by which it is resumed
-                where.delete(file)
-            yield f"{model}/{version}"
+        if file == DELETING or (left and version not in known.get(model, ())):
+            folder = open_store(f"{where.uri}/{model}")
+            if dry_run or champions.delete(folder, version):
+                yield f"{model}/{version}"

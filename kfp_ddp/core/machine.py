@@ -29,6 +29,7 @@ _MODULES = {
     "parquet": ("pyarrow",),
     "registry": ("model_registry",),
     "sign": ("sigstore",),
+    "verify": ("cryptography", "securesystemslib"),
     "timm": ("timm",),
     "demo": (*_LOCAL, "gcp_storage_emulator", "requests", "sklearn"),
 }

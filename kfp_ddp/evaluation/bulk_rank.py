@@ -25,6 +25,7 @@ from kfp_ddp.evaluation.drift import Rows, Sample, compare, read_reference
 from kfp_ddp.evaluation.evaluator import Subject, read_bundle
 from kfp_ddp.evaluation.predict import EMBEDDED, Work, scored
 from kfp_ddp.evaluation.request import PredictionRequest
+from kfp_ddp.models.signature import Signer, signer_of
 from kfp_ddp.runs.workspace import MORE_STORAGE
 from kfp_ddp.storage.kinds import open_source
 from kfp_ddp.storage.listing import Listing
@@ -54,15 +55,19 @@ class Local(NamedTuple):
             yield {"class": "", "reason": "", **row, **own}
 
 
-def predict_share(request: PredictionRequest, world: World | None = None) -> None:
+def predict_share(
+    request: PredictionRequest, world: World | None = None, signer: Signer | None = None
+) -> None:
     """Predict this rank's shards; the first rank plans before, and makes the table after.
 
-    No `world` means a single process. Raise InputError if an input is invalid, UnavailableError if
+    No `world` means a single process. The bundle must be signed by `signer`, else by the key that
+    the request names, if any. Raise InputError if an input is invalid, UnavailableError if
     a store does not respond: another attempt then computes only what is missing.
     """
     started, listing = time.monotonic(), Listing()
     world = world or alone(gpu_or_cpu())
-    subject, bundle = read_bundle(request.bundle, allow_code=request.allow_code)
+    signer = signer or signer_of(request.bundle_key, "bundle_key")
+    subject, bundle = read_bundle(request.bundle, signer, allow_code=request.allow_code)
     table, digest = Table(request.table, subject.info.classes, bundle.digest), bundle.digest
     reference: Rows | None = None
     left_out: dict[str, int] = {}

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kfp_ddp.core import machine
-from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
 from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.evaluation import results, slices
 from kfp_ddp.evaluation.predict import Predictions, Share, merged, predict_share
@@ -22,6 +22,8 @@ from kfp_ddp.models import weights, weights_download
 from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG, Bundle
 from kfp_ddp.models.champion import Champion
 from kfp_ddp.models.evaluation import CHAMPION_FOLDER, PREDICTIONS, Evaluation
+from kfp_ddp.models.signature import Signer
+from kfp_ddp.models.signature import check as check_signature
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.data.sides import TEST, TRAIN
 from kfp_ddp.training.data.splits import Index, sides_of
@@ -55,13 +57,20 @@ class Evaluator:
     """Evaluates together with the other ranks; results are on the first rank only."""
 
     def __init__(
-        self, request: EvaluationRequest, checkpoint: Path | str, world: World | None
+        self,
+        request: EvaluationRequest,
+        checkpoint: Path | str,
+        world: World | None,
+        signer: Signer | None = None,
     ) -> None:
-        """Read the model and list the samples; no `world` means a single process."""
+        """Read the model and list the samples; no `world` means a single process.
+
+        A model that CHAMPION names must be signed by `signer`.
+        """
         self.request = request
         self.dataset = Path(request.data)
         self.world = world or alone(gpu_or_cpu())
-        self.subject = read_model(checkpoint)
+        self.subject = read_model(checkpoint, signer)
         self.info = self.subject.info
         self.index, self.others = sides_of(
             self.dataset, request.split, self.info.classes, self.info.config
@@ -109,7 +118,12 @@ class Evaluator:
         The samples are those of the champion's classes that the challenger could read. None if the
         champion is already comparable or cannot be evaluated; the gate reports which.
         """
-        index = self.world.from_first(lambda: first and _common_samples(champion, *first))
+        own = champion.bundle.digest
+        digest, index = self.world.from_first(
+            lambda: (own, first and _common_samples(champion, *first))
+        )
+        if digest != own:
+            raise UnavailableError(f"the champion {champion.uri} has changed: run again")
         if not index:
             return None
         started, subject = time.monotonic(), _read_bundle(champion, champion.uri)
@@ -119,7 +133,8 @@ class Evaluator:
         measured = self._measure(subject, index, self.request.split, started)
         if measured is None or first is None:
             return None
-        result = measured.result.model_copy(update={"skipped": first.result.skipped})
+        known = {"skipped": first.result.skipped, "bundle_digest": own}
+        result = measured.result.model_copy(update=known)
         target = self.request.target / CHAMPION_FOLDER
         rows = measured.predictions.to_csv()
         results.write(target, target.parents[1], result, {PREDICTIONS: rows})
@@ -174,11 +189,12 @@ class Evaluator:
         return Measured(predictions, result.model_copy(update=seconds))
 
 
-def read_model(checkpoint: Path | str) -> Subject:
+def read_model(checkpoint: Path | str, signer: Signer | None = None) -> Subject:
     """Return a model and the digest of its checkpoint, a folder step-<number>.
 
     As text it may also be a URI, a bundle, or the folder of a model's exports, which means the
-    champion. Raise InputError if it is missing or damaged, StorageError if it cannot be read.
+    champion, signed by `signer`. Raise InputError if it is missing, damaged or not signed,
+    StorageError if it cannot be read.
     """
     uri = str(checkpoint)
     if isinstance(checkpoint, Path):
@@ -190,25 +206,31 @@ def read_model(checkpoint: Path | str) -> Subject:
     if champion is None and store.read(MANIFEST, LARGEST_CONFIG) is not None:
         with tempfile.TemporaryDirectory() as folder:
             return _read_checkpoint(weights_download.download(uri, Path(folder)), uri)
-    if champion is None or not champion.version:
-        raise InputError(
-            f"there is no checkpoint and no bundle at {uri}: give a folder step-<number> of a "
-            "run, a bundle, or the folder of a model's exports"
-        )
+    champion = _with_bundle(champion, uri, "checkpoint and no bundle")
+    if champion.bundle.model:
+        check_signature(champion.bundle, signer)
     return _read_bundle(champion, uri)
 
 
-def read_bundle(uri: str, *, allow_code: bool) -> tuple[Subject, Bundle]:
-    """Return the model of a bundle or of a model's exports, and the bundle.
+def read_bundle(
+    uri: str, signer: Signer | None = None, *, allow_code: bool
+) -> tuple[Subject, Bundle]:
+    """Return the model of a bundle or of a model's exports, and the bundle, signed by `signer`.
 
     Raise as `read_model`, and InputError for a network of its own code without `allow_code`.
     """
-    champion = champions.find(uri)
+    champion = _with_bundle(champions.find(uri, signer=signer), uri, "bundle")
+    return _read_bundle(champion, uri, allow_code=allow_code), champion.bundle
+
+
+def _with_bundle(champion: Champion | None, uri: str, what: str) -> Champion:
+    """Return a champion that has a bundle; raise InputError for another."""
     if champion is None or not champion.version:
         raise InputError(
-            f"there is no bundle at {uri}: give a bundle, or the folder of a model's exports"
+            f"there is no {what} at {uri}: give a bundle, the folder of a model's exports, or, to "
+            "evaluate, a folder step-<number> of a run"
         )
-    return _read_bundle(champion, uri, allow_code=allow_code), champion.bundle
+    return champion
 
 
 def _read_bundle(champion: Champion, uri: str, *, allow_code: bool = True) -> Subject:

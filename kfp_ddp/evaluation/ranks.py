@@ -18,6 +18,7 @@ from kfp_ddp.evaluation.request import EvaluationRequest
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models.bundle import REFERENCE
 from kfp_ddp.models.evaluation import CHAMPION_FOLDER, FILE, PREDICTIONS, Compared, Evaluation
+from kfp_ddp.models.signature import signer_of
 from kfp_ddp.report.data import ReportData
 from kfp_ddp.runs.workspace import RunWorkspace
 from kfp_ddp.training.data.sides import TEST
@@ -71,7 +72,8 @@ def evaluate_share(request: EvaluationRequest, world: "World | None" = None) -> 
         raise InputError(
             f"there is no checkpoint {checkpoint}: give the step folder that train returned"
         )
-    champion = champions.find(request.champion, True) if request.champion else None
+    signer = signer_of(request.options.champion_key, "champion_key")
+    champion = champions.find(request.champion, True, signer) if request.champion else None
     run_dir, target = Path(request.run_dir), request.target
     if world is None or world.first:
         results.prepare(target, run_dir)
@@ -81,7 +83,7 @@ def evaluate_share(request: EvaluationRequest, world: "World | None" = None) -> 
     from kfp_ddp.evaluation.evaluator import Evaluator
     from kfp_ddp.evaluation.report_data import report_data
 
-    evaluator = Evaluator(request, checkpoint, world)
+    evaluator = Evaluator(request, checkpoint, world, signer)
     first, on_test = evaluator.split(started), evaluator.test()
     again = evaluator.re_evaluate_champion(champion, first) if champion is not None else None
     training, uncompared = evaluator.training()

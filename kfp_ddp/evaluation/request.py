@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import Settings, split
+from kfp_ddp.core.step import KEY_NAME, KEY_NAME_MEANING
 from kfp_ddp.storage.kinds import check_address
 
 OUTPUT, REQUEST = "--output-dir", "--request"
@@ -19,7 +20,9 @@ SPLIT = "^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 class Measuring(Settings):
-    """Optional measurements."""
+    """Optional measurements, and the key of the champion, which the gate has, too."""
+
+    patterns: ClassVar = {KEY_NAME: KEY_NAME_MEANING}
 
     tags: str = ""
     """CSV of tags; accuracy is also reported by their values. A file of the dataset, a path, or
@@ -27,6 +30,9 @@ class Measuring(Settings):
     resamples: int = Field(1000, ge=0, le=100_000)
     """Bootstrap samples for the intervals of macro F1 and calibration error; 0 for no such
     intervals."""
+    champion_key: str = Field("", pattern=KEY_NAME)
+    """Key of the bucket's secret with a public key in PEM, which must verify the champion's
+    signature before anything of it is used; empty for no verification."""
 
 
 class RankRequest(Settings):
@@ -77,6 +83,8 @@ class EvaluationRequest(RankRequest):
 class PredictionRequest(RankRequest):
     """A batch prediction; the inputs of the component are documented there."""
 
+    patterns: ClassVar = {KEY_NAME: KEY_NAME_MEANING}
+
     set_by_step: ClassVar = frozenset(
         ("source", "bundle", "table", "output_dir", "device", "timeout_minutes")
     )
@@ -93,6 +101,9 @@ class PredictionRequest(RankRequest):
     """Number format; auto: bf16 on a GPU that supports it, otherwise fp32, as evaluations have."""
     allow_code: bool = False
     """Whether to run the network's own code, which a bundle may have."""
+    bundle_key: str = Field("", pattern=KEY_NAME)
+    """Key of the bucket's secret with a public key in PEM, which must verify the bundle's
+    signature; empty for no verification."""
     timeout_minutes: float = Field(7 * 24 * 60.0, gt=0)
     """Ranks wait for those with more to do."""
 

@@ -13,7 +13,6 @@ from kfp_ddp.core.settings import Stored
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import cell, printable
 from kfp_ddp.models import champion as champions
-from kfp_ddp.models.bundle import LARGEST_SUCCESS, SUCCESS
 from kfp_ddp.models.release import check_model_name
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
@@ -102,8 +101,7 @@ def unchanged(where: Store, name: str) -> Attempt | None:
     if attempt is None:
         return None
     if attempt.version:
-        complete = where.read(f"{attempt.version}/{SUCCESS}", LARGEST_SUCCESS) is not None
-        return attempt if complete else None
+        return attempt if champions.is_complete(where, attempt.version) else None
     return attempt if champions.read_pointer(where) == attempt.champion else None
 
 

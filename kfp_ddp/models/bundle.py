@@ -42,6 +42,8 @@ PUBLISHED = frozenset({LINEAGE, VERDICT, REPORT})
 REQUEST, RESPONSE = "sample/request.json", "sample/response.json"
 """A request of the v2 protocol, and the expected answer."""
 MANIFEST, SUCCESS = "MANIFEST.sha256", "_SUCCESS"
+DELETING = "_DELETING"
+"""A version with this file is being deleted, unless CHAMPION names it; it names who deletes."""
 SIGNATURE = "model.sig"
 """Signs all files and the two above, so no manifest lists it."""
 _UNLISTED = (MANIFEST, SUCCESS, SIGNATURE)
@@ -51,6 +53,7 @@ LARGEST_CONFIG, LARGEST_MODEL = 16 << 20, 16 << 30
 _LARGEST_FILE = 1 << 40
 _ASIDE = f".{NAME}-"
 _LOCK = "lock"
+_UPLOADS = 3
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")  # of `atomic_write`
 M = TypeVar("M", bound=BaseModel)
 
@@ -327,17 +330,31 @@ def seal(folder: Path) -> str:
     return manifest_digest
 
 
-def upload(folder: Path, name: str, where: Store) -> str:
-    """Copy a bundle to `<where>/<name>/<version>/`, `_SUCCESS` last; return that URI."""
-    target = f"{name}/{version(folder)}"
-    names = [n for n in files(folder) if n not in (MANIFEST, SUCCESS)]
-    for file in (*names, MANIFEST):
-        where.put(folder / file, f"{target}/{file}")
+def upload(folder: Path, model: str, where: Store) -> str:
+    """Copy a bundle to `<where>/<model>/<version>/`, `_SUCCESS` last; return that URI.
+
+    Raise StorageError if the version is being deleted.
+    """
+    target = f"{model}/{version(folder)}"
+    mark = f"{target}/{DELETING}"
+    names = sorted(files(folder), key=lambda name: (name == SUCCESS, name == MANIFEST))
+    copies = {f"{target}/{name}" for name in names}
     for entry in where.entries(f"{target}/"):
         if _TEMPORARY.fullmatch(entry.rpartition("/")[2]):
             where.delete(entry)
-    where.put(folder / SUCCESS, f"{target}/{SUCCESS}")
-    return f"{where.uri}/{target}"
+    for _ in range(_UPLOADS):
+        if where.exists(mark):
+            break
+        for name in names:
+            where.put(folder / name, f"{target}/{name}")
+        # A deletion may have begun, or ended, since the first file was copied.
+        entries = set(where.entries(f"{target}/"))
+        if copies <= entries and mark not in entries:
+            return f"{where.uri}/{target}"
+    raise StorageError(
+        f"{where.uri}/{target} is being deleted, so it cannot be published: wait for that and run "
+        "the step again; kfp-ddp gc completes a deletion that was interrupted"
+    )
 
 
 def write_json(path: Path, content: Mapping[str, Any] | list[str]) -> None:

@@ -1,24 +1,33 @@
 """The champion, which the next version has to beat: named in CHAMPION, its moves in CHAMPIONS."""
 
+import os
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.datasets.names import reason_invalid
-from kfp_ddp.models.bundle import LARGEST_SUCCESS, MANIFEST, METRICS, NAME, SUCCESS, WEIGHTS, Bundle
+from kfp_ddp.models.bundle import (
+    DELETING,
+    LARGEST_SUCCESS,
+    MANIFEST,
+    METRICS,
+    NAME,
+    SUCCESS,
+    WEIGHTS,
+    Bundle,
+)
 from kfp_ddp.models.evaluation import FILE, LARGEST, LARGEST_PREDICTIONS, Evaluation, Prediction
+from kfp_ddp.models.signature import Signer
+from kfp_ddp.models.signature import check as check_signature
 from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.kinds import check_address, open_store
 from kfp_ddp.storage.store import Store, sha256_of
-
-if TYPE_CHECKING:
-    from kfp_ddp.models.signature import Signer
 
 CHAMPION, CHAMPIONS = "CHAMPION", "CHAMPIONS"
 ROLLBACK = "rollback"
@@ -83,10 +92,13 @@ class Change(Stored):
     """UTC, as 2027-01-31T03:04:05Z."""
 
 
-def find(champion: str, may_be_first: bool = False) -> Champion | None:
+def find(
+    champion: str, may_be_first: bool = False, signer: Signer | None = None
+) -> Champion | None:
     """Return the champion at a path or URI; None while there is none yet.
 
-    With `may_be_first` a folder may be missing on a volume: its first export creates it.
+    With `may_be_first` a folder may be missing on a volume: its first export creates it. Raise
+    InputError if it is missing or damaged, or not signed by the required `signer`.
     """
     names = _FILES
     if champion.endswith(".json"):
@@ -94,6 +106,7 @@ def find(champion: str, may_be_first: bool = False) -> Champion | None:
         where, names = open_store(parent or slash or "."), (name,)
         required = where.root if isinstance(where, Folder) else None
         bundle = Bundle.at(where, "", "the champion", _ADVICE)
+        _refuse_deleted(bundle)
     else:
         where = open_store(champion)
         required = where.root.parent if isinstance(where, Folder) else None
@@ -101,6 +114,7 @@ def find(champion: str, may_be_first: bool = False) -> Champion | None:
     for name in names if bundle.manifest is not None or not bundle.model else ():
         content = bundle.read(name, LARGEST)
         if content is not None:
+            check_signature(bundle, signer)
             record = Evaluation.parse(content.decode(errors="replace"), f"{bundle.uri}/{name}")
             return Champion(bundle, record)
     if bundle.manifest is not None:
@@ -121,17 +135,26 @@ def _on_volume(missing: Path) -> bool:
 
 def list_versions(where: Store, name: str = "") -> dict[str, list[str]]:
     """Return the versions of complete bundles of one or all models at a destination, by model."""
-    versions: dict[str, list[str]] = {}
+    marks: dict[str, set[tuple[str, str]]] = {SUCCESS: set(), DELETING: set()}
     for path, _ in where.list(f"{name}/" if name else ""):
         parts = path.split("/")
-        complete = len(parts) == 3 and parts[2] == SUCCESS and re.fullmatch(_VERSION, parts[1])
-        if complete and not reason_invalid(parts[0]):
-            versions.setdefault(parts[0], []).append(parts[1])
-    return {model: sorted(versions[model]) for model in sorted(versions)}
+        if len(parts) == 3 and parts[2] in marks and re.fullmatch(_VERSION, parts[1]):
+            if not reason_invalid(parts[0]):
+                marks[parts[2]].add((parts[0], parts[1]))
+    versions: dict[str, list[str]] = {}
+    for model, version in sorted(marks[SUCCESS] - marks[DELETING]):
+        versions.setdefault(model, []).append(version)
+    return versions
+
+
+def is_complete(where: Store, path: str) -> bool:
+    """Return whether a version, at a path below `where`, is complete and not being deleted."""
+    # In this order: who deletes it marks it before anything else.
+    return where.exists(f"{path}/{SUCCESS}") and not where.exists(f"{path}/{DELETING}")
 
 
 def open_bundle(
-    address: str, advice: str = "export it again", signer: "Signer | None" = None
+    address: str, advice: str = "export it again", signer: Signer | None = None
 ) -> Bundle:
     """Return the complete bundle at an address; InputError if missing, damaged or not signed."""
     check_address("bundle", address)
@@ -141,10 +164,7 @@ def open_bundle(
             f"there is no bundle at {address}: give the folder that a run names as its bundle, "
             f"with {SUCCESS} and {MANIFEST} in it, or promote a version of the model"
         )
-    if signer is not None:
-        from kfp_ddp.models.signature import check as check_signature  # needs cryptography
-
-        check_signature(bundle, signer)
+    check_signature(bundle, signer)
     return bundle
 
 
@@ -170,6 +190,7 @@ def locate(where: Store, title: str, advice: str) -> Bundle:
                 )
         bundle, version = replace(bundle, model=name), pointer
     elif bundle.manifest is not None:
+        _refuse_deleted(bundle)
         version = name if re.fullmatch(_VERSION, name) else ""
     else:
         below = Bundle.at(where, f"{NAME}/", title, advice)
@@ -177,6 +198,12 @@ def locate(where: Store, title: str, advice: str) -> Bundle:
     if version and bundle.version != version:
         raise bundle.damaged(f"{MANIFEST} is that of {bundle.version}")
     return bundle
+
+
+def _refuse_deleted(bundle: Bundle) -> None:
+    """Refuse a version that is being deleted, which the one that CHAMPION names never is."""
+    if bundle.where.exists(bundle.folder + DELETING):
+        raise bundle.damaged("it is being deleted")
 
 
 def read_pointer(where: Store, name: str = "") -> str:
@@ -200,7 +227,7 @@ def move(where: Store, name: str, version: str, expected: str, by: str = "") -> 
         current = version if before == expected else before
         if before == current:
             return None
-        if not where.exists(f"{name}/{version}/{SUCCESS}"):
+        if not is_complete(where, f"{name}/{version}"):
             raise InputError(
                 f"{where.uri}/{name}/{version} cannot be the champion: it is not complete, or was "
                 "deleted; publish it again"
@@ -214,27 +241,48 @@ def move(where: Store, name: str, version: str, expected: str, by: str = "") -> 
 def delete(where: Store, version: str) -> bool:
     """Delete a bundle of a model, not the champion or what it replaced; return whether it did.
 
-    `_SUCCESS` is deleted under the compare-and-set of CHAMPION, which gets another line feed: a
-    move to the version at the same time fails, or is seen here.
+    First `DELETING` is written, then CHAMPION is compared and set, with another line feed: a move
+    to the version at the same time fails, or is seen here. No one believes or completes a version
+    with that mark, which goes last, so that an interrupted deletion can be completed by another.
     """
-    success, deleted = where.read(f"{version}/{SUCCESS}", LARGEST_SUCCESS), False
+    mark = f"{version}/{DELETING}"
+    own, deleted = os.urandom(8).hex().encode(), False
+    where.write(mark, own)
 
     def change(content: bytes | None) -> bytes | None:
         nonlocal deleted
         pointer = _parse_pointer(content, f"{where.uri}/{CHAMPION}")
-        deleted = pointer not in ("", version) and replaced_by(history(where), pointer) != version
-        if deleted:
-            where.delete(f"{version}/{SUCCESS}")
-            return f"{pointer}\n".encode() + b"\n" * ((content or b"").count(b"\n") % 64)
-        if success is not None:
-            where.write(f"{version}/{SUCCESS}", success)
-        return None
+        deleted = not _is_kept(where, version, pointer)
+        if content is None:
+            return None
+        return f"{pointer}\n".encode() + b"\n" * (content.count(b"\n") % 64)
 
     where.update(CHAMPION, change)
-    while deleted and (names := list(where.entries(f"{version}/"))):  # then emptied folders
-        for name in names:
-            where.delete(name)
+    if deleted:
+        _empty(where, version, own)
+    else:
+        where.delete(mark)
     return deleted
+
+
+def _is_kept(where: Store, version: str, pointer: str) -> bool:
+    """Return whether a version is the champion, or one to return to; none is without SUCCESS."""
+    if pointer == version or not where.exists(f"{version}/{SUCCESS}"):
+        return pointer == version
+    return not pointer or replaced_by(history(where), pointer) == version
+
+
+def _empty(where: Store, version: str, own: bytes) -> None:
+    """Delete the files of a version, the mark last, as long as that is our `own`."""
+    mark, success = f"{version}/{DELETING}", f"{version}/{SUCCESS}"
+    while names := set(where.entries(f"{version}/")) - {mark}:
+        for name in sorted(names, key=lambda name: name != success):
+            if where.read(mark, LARGEST_SUCCESS) != own:
+                return  # another one deletes it, or has: a new upload may be there
+            where.delete(name)
+    where.delete(mark)
+    with suppress(KfpDdpError):  # if a new upload is there already
+        where.delete(f"{version}/")
 
 
 def compared_with(champion: str, champion_version: str, where: Store, name: str) -> str:

@@ -144,6 +144,8 @@ class Evaluation(Stored):
     checkpoint_digest: str
     dataset_digest: str
     samples_digest: str
+    bundle_digest: str = ""
+    """SHA-256 of the manifest of the bundle that was evaluated; '' for a checkpoint."""
     split_digest: str = ""
     predictions: str = Field(PREDICTIONS, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     device: str

@@ -66,8 +66,13 @@ def check_fits(bundle: Bundle, content: bytes) -> None:
         raise InputError(f"this is not a signature of {bundle.uri}: {error}") from None
 
 
-def check(bundle: Bundle, signer: Signer, content: bytes | None = None) -> None:
-    """Refuse a bundle, also one at another model's name, whose signature is not the signer's."""
+def check(bundle: Bundle, signer: Signer | None, content: bytes | None = None) -> None:
+    """Refuse a bundle, also one at another model's name, whose signature is not the signer's.
+
+    Without a `signer` every bundle is accepted.
+    """
+    if signer is None:
+        return
     content = bundle.signature if content is None else content
     if content is None:
         raise InputError(
@@ -86,6 +91,14 @@ def check(bundle: Bundle, signer: Signer, content: bytes | None = None) -> None:
             f"{bundle.title} {bundle.uri} has no valid signature of {signer.name}: {error}; do not "
             "use it"
         ) from None
+
+
+def signer_of(key: str, setting: str) -> Signer | None:
+    """Return the signer whose public key the bucket's secret has under `key`; None for no key."""
+    if not key:
+        return None
+    pem = needed_secret(key, setting)
+    return key_signer(public_key(pem.encode(), f"{setting} ({key})"))
 
 
 def key_of(signing: Signing) -> "PrivateKeyTypes | None":
@@ -114,6 +127,7 @@ def private_key(pem: bytes, password: str, title: str) -> "PrivateKeyTypes":
 
 def public_key(pem: bytes, title: str) -> "PublicKeyTypes":
     """Return a key to verify with; InputError calls an invalid one by its `title`."""
+    require("verify", title)
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import nn
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.state.checkpoint import ModelInfo
+from kfp_ddp.training.state import safetensors_file
+from kfp_ddp.training.state.checkpoint import ModelInfo, check_shapes
 
 
 def write(model: nn.Module, info: ModelInfo, path: Path) -> None:
@@ -57,32 +59,18 @@ def _sort_metadata(path: Path) -> None:
 
 def read(path: Path, step: int, *, allow_code: bool = False) -> tuple[nn.Module, ModelInfo]:
     """Return the network of `write`, in eval mode; its own code is run only with `allow_code`."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+        with safetensors_file.opened(path) as file:
+            info = _description(file.metadata() or {}, step)
+            if info.model_code and not allow_code:
+                raise InputError(
+                    f"{path.name} has the code of a network, which is not run: give --allow-code "
+                    "if you trust its author, or use model.onnx with ONNX Runtime"
+                )
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        info = ModelInfo(
-            model=metadata["model"],
-            classes=tuple(json.loads(metadata["classes"])),
-            image_size=int(metadata["image_size"]),
-            mean=tuple(json.loads(metadata["mean"])),
-            std=tuple(json.loads(metadata["std"])),
-            step=step,
-            # Older bundles do not have these; their networks do not use them.
-            config={
-                "blur_pool": json.loads(metadata.get("blur_pool", "false")),
-                "model_code": metadata.get("model_code", ""),
-                "test_time_flip": json.loads(metadata.get("test_time_flip", "false")),
-            },
-        )
-        _check(info)
-        if info.model_code and not allow_code:
-            raise InputError(
-                f"{path.name} has the code of a network, which is not run: give --allow-code if "
-                "you trust its author, or use model.onnx with ONNX Runtime"
-            )
+        check_shapes(info, state, path.name, "export the model again")
         network = info.network()
         network.load_state_dict(state)
     except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError, OSError) as error:
@@ -91,6 +79,26 @@ def read(path: Path, step: int, *, allow_code: bool = False) -> tuple[nn.Module,
             "export the model again"
         ) from None
     return network.float().eval(), info
+
+
+def _description(metadata: Mapping[str, str], step: int) -> ModelInfo:
+    """Return what the metadata describe; raise LookupError, ValueError or TypeError."""
+    info = ModelInfo(
+        model=metadata["model"],
+        classes=tuple(json.loads(metadata["classes"])),
+        image_size=int(metadata["image_size"]),
+        mean=tuple(json.loads(metadata["mean"])),
+        std=tuple(json.loads(metadata["std"])),
+        step=step,
+        # Older bundles do not have these; their networks do not use them.
+        config={
+            "blur_pool": json.loads(metadata.get("blur_pool", "false")),
+            "model_code": metadata.get("model_code", ""),
+            "test_time_flip": json.loads(metadata.get("test_time_flip", "false")),
+        },
+    )
+    _check(info)
+    return info
 
 
 def _check(info: ModelInfo) -> None:

@@ -15,14 +15,16 @@ from urllib.parse import unquote, urlsplit
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, UnavailableError, writing
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.secrets import reason
+from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.models import champion
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.http.answer import TooLongError
 from kfp_ddp.storage.http.client import HttpClient, HttpPool
 from kfp_ddp.storage.http.origin import Origin, Request, target_of
-from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.kinds import check_no_login, open_store
 from kfp_ddp.storage.source import Retry, Transient, is_temporary
 from kfp_ddp.training.config import MODELS, RANDOM
+from kfp_ddp.training.model import timm_networks
 from kfp_ddp.training.model.torchvision_weights import (
     DEFAULT,
     PREFIX,
@@ -45,6 +47,9 @@ BAKED = "KFP_DDP_BAKED_WEIGHTS"
 _LARGEST = 16 << 30
 """Limit in bytes."""
 _BLOCK = 1 << 20
+_COMMIT = re.compile("[0-9a-f]{40}")
+_POINTER = re.compile(rb"version https://git-lfs\S*\noid sha256:([0-9a-f]{64})\n")
+"""What a hub keeps in git for a large file."""
 _SECONDS, _RETRY = 60.0, Retry(6, 0.5)
 _PROBE_SECONDS, _PROBES = 4.0, Retry(3)
 """Time-out and attempts of the question whether a file can be downloaded."""
@@ -94,7 +99,7 @@ def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) 
     source = os.environ.get(SOURCE, "")
     if why := reason(source):
         raise InputError(f"{SOURCE} {why}, and it is recorded as the origin: give it without")
-    address = f"{source}/{file}" if source else address_of(file)
+    address = f"{source}/{file}" if source else _pinned(address_of(file))
     problem = _problem_of(address)
     if not problem:
         return Start(address, model, f"starts from {what}, at {address}")
@@ -133,6 +138,34 @@ def network_in(address: str) -> str:
     return next(named, max(begun, key=len, default="")) if "." in file else ""
 
 
+def _pinned(address: str) -> str:
+    """Return the address of a file on a hub at its present commit, with its SHA-256.
+
+    What the hub does not tell is left out; other addresses stay.
+    """
+    hub, main, file = address.partition("/resolve/main/")
+    if not main:
+        return address
+    origin, _, model = hub.rpartition(f"/{timm_networks.PREFIX}")
+    model = f"{timm_networks.PREFIX}{model}"
+    check_no_login("HF_ENDPOINT", origin)
+    commit = str(mapping_in(_answer(f"{origin}/api/models/{model}/revision/main")).get("sha"))
+    if not _COMMIT.fullmatch(commit):
+        return address
+    pointer = _POINTER.match(_answer(f"{hub}/raw/{commit}/{file}"))
+    digest = f"#sha256={pointer[1].decode()}" if pointer else ""
+    return f"{hub}/resolve/{commit}/{file}{digest}"
+
+
+def _answer(url: str) -> bytes:
+    """Return the small answer of a hub; empty if it has none."""
+    content = io.BytesIO()
+    with contextlib.suppress(KfpDdpError):
+        event_loop.run(_get(url, content, url, _PROBE_SECONDS, _PROBES, _BLOCK))
+        return content.getvalue()
+    return b""
+
+
 def _problem_of(address: str) -> KfpDdpError | None:
     """Return why a file cannot be downloaded; None if it can."""
     if address.startswith("off/"):
@@ -141,7 +174,7 @@ def _problem_of(address: str) -> KfpDdpError | None:
         return None if Path(address).is_file() else InputError(f"{address} is missing")
     try:
         if address.startswith("https://"):
-            event_loop.run(_get(address, io.BytesIO(), "", _PROBE_SECONDS, _PROBES))
+            event_loop.run(_get(address, io.BytesIO(), "", _PROBE_SECONDS, _PROBES, _LARGEST))
         else:
             check(address)
     except KfpDdpError as error:
@@ -242,21 +275,27 @@ def _fetch(address: str, target: Path) -> None:
 
 
 def _download_https(url: str, target: Path) -> None:
-    """Download a file; check the SHA-256 in its name, as torchvision's have one, or print it."""
+    """Download a file; check the SHA-256 of `url#sha256=…`, or in its name, or print it."""
     with target.open("wb") as file:
-        digest = event_loop.run(_get(url, file, str(target), _SECONDS, _RETRY))
-    if not (expected := digest_in(target.name)):
+        digest = event_loop.run(_get(url, file, str(target), _SECONDS, _RETRY, _LARGEST))
+    expected = digest_in(f"#{urlsplit(url).fragment}.{target.name}")
+    if not expected:
         print(f"sha256 of {url}: {digest}", flush=True)
     elif not digest.startswith(expected):
         raise StorageError(
-            f"{url} arrived damaged: its sha256 is not the one in its name; try again"
+            f"{url} arrived damaged: its sha256 is not the one in its address; try again"
         )
 
 
-async def _get(url: str, into: BinaryIO, where: str, seconds: float, retry: Retry) -> str:
-    """Write the content of an address to the file `where`; return its SHA-256. '' only asks."""
+async def _get(
+    url: str, into: BinaryIO, where: str, seconds: float, retry: Retry, limit: int
+) -> str:
+    """Write the content of an address to the file `where`; return its SHA-256. '' only asks.
+
+    Raise InputError above `limit` bytes.
+    """
     origin = Origin.of(url)
-    request = Request(origin, target_of(urlsplit(url)), _LARGEST)
+    request = Request(origin, target_of(urlsplit(url)), limit)
 
     async def attempt() -> str:
         digest = hashlib.sha256()

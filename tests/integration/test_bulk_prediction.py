@@ -15,6 +15,8 @@ import pyarrow
 import pyarrow.parquet as pq
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from kfp import dsl
 from PIL import Image
 
@@ -26,7 +28,7 @@ from kfp_ddp.evaluation import predict as evaluation
 from kfp_ddp.evaluation.bulk import LOST, PROBABILITY, Table
 from kfp_ddp.evaluation.request import PredictionRequest
 from kfp_ddp.models import bundle as bundles
-from kfp_ddp.models import weights
+from kfp_ddp.models import signature, weights
 from kfp_ddp.models.evaluation import prediction_rows
 from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.folder_source import FolderReader
@@ -36,7 +38,7 @@ from kfp_ddp.training.data.loader import pixel_format
 from kfp_ddp.training.data.splits import scan
 from kfp_ddp.training.distributed import alone, autocast
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
-from tests.commands import document, refused
+from tests.commands import call, document, refused
 from tests.evaluations import Trained, written
 from tests.files import forged
 from tests.tolerance import converted, near
@@ -393,6 +395,48 @@ def test_images_are_compared_with_those_of_the_evaluation(
     (other / bundles.REFERENCE).unlink()
     bundles.seal(other)
     assert bundles.REFERENCE in refused("predict", other, source, "--compare")
+
+
+@pytest.mark.parametrize("compare", [False, True])
+def test_the_model_is_the_one_whose_signature_was_checked(
+    bundle: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compare: bool
+) -> None:
+    key = Ed25519PrivateKey.generate()
+    pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "key.pub").write_bytes(pem)
+    monkeypatch.setenv("PUB", pem.decode())
+    other = Path(shutil.copytree(bundle, tmp_path / "other"))
+    network, info = weights.read(other / bundles.WEIGHTS, 0)
+    torch.nn.init.zeros_(network.get_parameter("fc.weight"))
+    sealed(other, network, info)
+    shown = Path(shutil.copytree(bundle, tmp_path / "shown"))
+    fetch, exchanges = Folder.fetch, False
+
+    def fetch_and_exchange(self: Folder, name: str, into: BinaryIO, limit: int) -> bool:
+        exists = fetch(self, name, into, limit)
+        if name == bundles.SIGNATURE and exchanges:
+            shutil.rmtree(shown)
+            other.rename(shown)
+        return exists
+
+    def compute() -> object:
+        if compare:
+            words = ("predict", shown, source, "--compare", "--key", tmp_path / "key.pub", "--json")
+            result = call(*words)
+            if result.exception:
+                raise result.exception
+            return result
+        return predict(source, shown, tmp_path / "table.csv", bundle_key="PUB")
+
+    monkeypatch.setattr(Folder, "fetch", fetch_and_exchange)
+    with pytest.raises(InputError, match="is not signed"):
+        compute()
+    signature.sign(shown, key)
+    compute()
+    exchanges = True
+    with pytest.raises(InputError, match="is damaged"):
+        compute()
+    assert not other.exists()
 
 
 @pytest.mark.slow

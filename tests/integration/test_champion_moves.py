@@ -1,20 +1,27 @@
 """Moves of CHAMPION by compare-and-set, their history, and deletions of other versions."""
 
 import io
+import itertools
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models import attempts, bundle
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models.champion import compared_with, delete, find, move, read_pointer
 from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.storage.store import Store
+from kfp_ddp.storage.store import Change, Store
+from tests.exports import exported
 from tests.files import write
 from tests.gcs_server import Bucket
 
@@ -209,6 +216,147 @@ def test_a_deleted_version_is_no_champion(bucket: Bucket, monkeypatch: pytest.Mo
     with pytest.raises(InputError, match="cannot be the champion"):
         move(where, "m", B, A)
     assert read_pointer(where, "m") == A
+
+
+class StoppedError(Exception):
+    """The program ended here."""
+
+
+class Stepped:
+    """A store that does something before its n-th request, of those outside of a lock."""
+
+    def __init__(self, where: Store, number: int, action: Callable[[], object]) -> None:
+        self.where, self.left, self.action = where, number, action
+        self.locked = False
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.where, name)
+        if not callable(value):
+            return value
+
+        def request(*arguments: Any) -> Any:
+            self._step()
+            if name != "update":
+                return value(*arguments)
+            file, change = arguments
+            return value(file, partial(self._change, change))
+
+        return request
+
+    def _change(self, change: Change, content: bytes | None) -> bytes | None:
+        """Other writers wait for a folder's lock, a bucket has none."""
+        self.locked = isinstance(self.where, Folder)
+        changed = change(content)
+        self._step()
+        self.locked = False
+        return changed
+
+    def _step(self) -> None:
+        if not self.locked:
+            self.left -= 1
+            if self.left == 0:
+                self.action()
+
+
+def champion_is_whole(where: Store) -> None:
+    """Check that the version that CHAMPION names can be used."""
+    opened = champions.open_bundle(f"{where.uri}/m")
+    assert opened.version == read_pointer(where, "m")
+    assert opened.verify() > 0
+
+
+KINDS = ["folder", pytest.param("bucket", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("deletes_first", [True, False])
+def test_a_version_is_published_again_while_it_is_deleted(
+    kind: str, deletes_first: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """At each request of one of them the other one does all of its own."""
+    if kind == "bucket":
+        request.getfixturevalue("bucket")
+    made = tmp_path / "made"
+    ends: set[str] = set()
+    for number in itertools.count(1):
+        address = f"gs://bucket/{number}" if kind == "bucket" else str(tmp_path / str(number))
+        where = open_store(address)
+        for wrong in (4, 3, 9):
+            version = exported(where, "m", tmp_path / f"{number}-{wrong}", wrong, Lineage("r"))
+            if wrong != 9:
+                move(where, "m", version, read_pointer(where, "m"))
+        shutil.copytree(tmp_path / f"{number}-9", made, dirs_exist_ok=True)
+
+        def publish(store: Store = where, version: str = version) -> None:
+            try:
+                bundle.upload(made, "m", store)
+                before = read_pointer(store, "m")
+                ends.add("moved" if move(store, "m", version, before) == version else "other")
+            except (InputError, StorageError):
+                ends.add("refused")
+
+        def remove(store: Store, version: str = version) -> None:
+            ends.add("deleted" if delete(store, version) else "kept")
+
+        models = open_store(f"{where.uri}/m")
+        if deletes_first:
+            stepped = Stepped(models, number, publish)
+            remove(cast("Store", stepped))
+        else:
+            stepped = Stepped(where, number, partial(remove, models))
+            publish(cast("Store", stepped))
+        champion_is_whole(where)
+        if stepped.left > 0:
+            break
+    assert ends >= {"moved", "refused", "deleted"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("promoted", [False, True])
+def test_an_interrupted_deletion_is_completed(
+    kind: str, promoted: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Until then nobody believes the version; if it is the champion by then, it remains."""
+    if kind == "bucket":
+        request.getfixturevalue("bucket")
+    where = open_store("gs://bucket/x" if kind == "bucket" else str(tmp_path / "x"))
+    models = open_store(f"{where.uri}/m")
+    ends: set[bool] = set()
+    for wrong in (4, 3):
+        version = exported(where, "m", tmp_path / str(wrong), wrong, Lineage("r"))
+        move(where, "m", version, read_pointer(where, "m"))
+    champion = version
+
+    def stop() -> None:
+        raise StoppedError
+
+    for number in itertools.count(1):
+        version = exported(where, "m", tmp_path / "9", 9, Lineage("r"))
+        stepped = cast("Store", Stepped(models, number, stop))
+        try:
+            delete(stepped, version)
+        except StoppedError:
+            pass
+        else:
+            break
+        if where.exists(f"m/{version}/_DELETING"):
+            assert version not in champions.list_versions(where)["m"]
+            with pytest.raises(InputError):
+                champions.open_bundle(f"{where.uri}/m/{version}")
+            with pytest.raises(StorageError, match="is being deleted"):
+                bundle.upload(tmp_path / "9", "m", where)
+            with pytest.raises(InputError, match="cannot be the champion"):
+                move(where, "m", version, champion)
+            if promoted:
+                where.write("m/CHAMPION", version.encode())
+        deleted = delete(models, version)
+        ends.add(deleted)
+        assert deleted or read_pointer(where, "m") == version
+        assert not where.exists(f"m/{version}/_DELETING")
+        where.write("m/CHAMPION", champion.encode())
+        delete(models, version)
+        assert not where.has_files(f"m/{version}/")
+    assert ends == ({True, False} if promoted else {True})
 
 
 def start(script: str, *arguments: str) -> "subprocess.Popen[bytes]":

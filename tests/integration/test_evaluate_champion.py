@@ -1,22 +1,27 @@
 """A champion stays comparable while the dataset grows."""
 
+import dataclasses
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from google.cloud import storage
 from google.protobuf import json_format
 from PIL import Image
 from safetensors.torch import save_file
 
+from kfp_ddp.core.packed import pack_text
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.export import contents
 from kfp_ddp.export.publish import publish
-from kfp_ddp.models import bundle, weights
+from kfp_ddp.models import bundle, signature, weights
 from kfp_ddp.models.evaluation import Evaluation, prediction_rows
 from kfp_ddp.pipelines.train_resnet import train_resnet
 from kfp_ddp.storage.kinds import open_store
@@ -260,6 +265,53 @@ def test_bad(kind: str, message: str, champion: Path, source: Path, challenger: 
         new.evaluate(champion)
     assert str(caught.value).startswith(f"error: the champion {champion} {message}")
     assert not new.again.exists()
+
+
+OWN_NETWORK = """
+from pathlib import Path
+from kfp_ddp.training.model.networks import build as ours
+
+def build(num_classes):
+    Path({ran!r}).touch()
+    return ours("cifar_resnet8", num_classes)
+"""
+
+
+@pytest.mark.parametrize("as_checkpoint", [False, True])
+def test_no_code_of_a_champion_runs_before_its_signature_is_checked(
+    champion: Path,
+    source: Path,
+    challenger: Challenger,
+    monkeypatch: pytest.MonkeyPatch,
+    as_checkpoint: bool,
+) -> None:
+    ran = challenger.folder / "ran"
+    network, info = weights.read(champion / bundle.WEIGHTS, 1)
+    code = pack_text(OWN_NETWORK.format(ran=str(ran)), "net.py")
+    info = dataclasses.replace(
+        info, model="net.py:build", config={"model_code": code, "blur_pool": True}
+    )
+    weights.write(network, info, champion / bundle.WEIGHTS)
+    version = bundle.seal(champion)[:12]
+    models = challenger.folder / "models"
+    at = Path(shutil.copytree(champion, models / "model" / version))
+    (at.parent / "CHAMPION").write_text(version)
+    trained = challenger.changed(source, add_image).trained
+    inputs: list[Any] = [challenger.folder, trained.checkpoint, trained.run_dir, trained.dataset]
+    if as_checkpoint:
+        inputs[1:3] = [at.parent, ""]
+    key = Ed25519PrivateKey.generate()
+    pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    monkeypatch.setenv("PUB", pem.decode())
+    options = {"champion_key": "PUB"}
+    monkeypatch.setenv("KFP_DDP_WORK_DIR", str(challenger.folder / "work"))
+    evaluate = partial(run_step, *inputs, champion=str(at.parent), run_id="r", options=options)
+    with pytest.raises(SystemExit, match=f"{version} is not signed"):
+        evaluate()
+    assert not ran.exists()
+    signature.sign(at, key)
+    evaluate()
+    assert ran.exists()
 
 
 def test_evaluate_and_gate_of_the_pipeline_have_the_same_champion_and_secrets() -> None:

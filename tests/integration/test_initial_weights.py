@@ -212,6 +212,39 @@ def answering(answer: bytes | list[bytes], folder: Path) -> Iterator[str]:
             yield url.replace("http:", "https:")
 
 
+@pytest.mark.parametrize(("commit", "pointer"), [(True, True), (True, False), (False, False)])
+def test_weights_of_the_hub_are_those_of_one_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: bool, pointer: bool
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(weights_download.SOURCE, raising=False)
+    whole, revision = b"weights", "5" * 40 if commit else "main"
+    digest = hashlib.sha256(whole).hexdigest()
+    about = b'{"sha": "%b"}' % (b"5" * 40 if commit else b"../../x")
+    git = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize 7\n".encode()
+    known = [about, *([git if pointer else b"no pointer"] if commit else [])]
+
+    def answer(content: bytes) -> bytes:
+        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(content), content)
+
+    with answering(answers := [answer(one) for one in (*known, whole)], tmp_path) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server)
+        address = weights_download.find("true", "timm/test_vit").pretrained
+        fragment = f"#sha256={digest}" if pointer else ""
+        name = "timm/test_vit.r160_in1k"
+        assert address == f"{server}/{name}/resolve/{revision}/model.safetensors{fragment}"
+        assert config(address, tmp_path).pretrained == address
+        assert weights_download.download(address, tmp_path / "run").read_bytes() == whole
+        answers[:] = [answer(one) for one in (*known, whole, whole[::-1])]
+        if pointer:
+            with pytest.raises(StorageError, match="arrived damaged"):
+                weights_download.obtain("true", "timm/test_vit")
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:hunter2@hub.example")
+    with pytest.raises(InputError, match="HF_ENDPOINT") as refused:
+        weights_download.find("true", "timm/test_vit")
+    assert "hunter2" not in str(refused.value)
+
+
 @pytest.mark.parametrize("fault", [b"HTTP/1.1 503 Away\r\n", b"HTTP/1.1 200 OK\r\n", b""])
 def test_fault_is_retried(fault: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     length = b"Content-Length: 4\r\n\r\n"

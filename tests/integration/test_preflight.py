@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from google.cloud import storage
 from PIL import Image
 
@@ -18,10 +20,15 @@ from kfp_ddp.checks.sweep import Sweep
 from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.export.publish import Lineage
 from kfp_ddp.k8s.api import Api
-from kfp_ddp.models import weights_download
+from kfp_ddp.models import signature, weights_download
+from kfp_ddp.models.bundle import SIGNATURE
+from kfp_ddp.models.champion import move
 from kfp_ddp.pipelines.train_resnet import train_resnet
+from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.report.time_spent import INSTANCE_TYPE
+from tests.exports import exported
 from tests.gcs_server import Bucket
 from tests.registry_server.server import RegistryServer, status
 
@@ -187,6 +194,8 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"destination": "gs://absent/x"}, "the bucket gs://absent does not exist"),
     ({"champion": "last"}, "champion=last is the last model at destination, which is empty"),
     ({"champion": "gs://bucket/catdgo"}, "champion=gs://bucket/catdgo is not found"),
+    ({"champion": "/work/x", "gate": {"champion_key": "NONE"}}, "champion_key names the key NONE,"),
+    ({"champion": "/x", "gate": {"champion_key": "PATH"}}, "champion_key (PATH) is not a public"),
     (
         {"champion": "gs://bucket/models/x/0123456789ab", "destination": "gs://bucket/models"},
         "is not found; this run exports to gs://bucket/models/resnet",
@@ -223,6 +232,24 @@ def test_champion_can_be_missing(bucket: Bucket, summary: SimpleNamespace, champ
     plan = check(summary, destination="gs://bucket/models/", champion=champion)
     assert plan.champion == ("gs://bucket/models/resnet" if champion else "")
     assert plan.gate == {}
+
+
+def test_champion_has_the_signature_of_its_key(
+    bucket: Bucket, summary: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = Ed25519PrivateKey.generate()
+    pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    monkeypatch.setenv("PUB", pem.decode())
+    where = open_store("gs://bucket/models")
+    version = exported(where, "resnet", tmp_path / "bundle", 3, Lineage("r"))
+    move(where, "resnet", version, "")
+    inputs = {"destination": where.uri, "champion": "last", "gate": {"champion_key": "PUB"}}
+    with pytest.raises(SystemExit, match=f"{version} is not signed"):
+        check(summary, **inputs)
+    signature.sign(tmp_path / "bundle", key)
+    where.put(tmp_path / "bundle" / SIGNATURE, f"resnet/{version}/{SIGNATURE}")
+    plan = check(summary, **inputs)
+    assert plan.gate == plan.measuring == {"champion_key": "PUB"}
 
 
 def test_champion_folder_is_checked_where_pvcs_are_mounted(

@@ -10,6 +10,7 @@ from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.evaluation.gate.engine import Judgement, judge
 from kfp_ddp.evaluation.gate.rules import Check, Rules
 from kfp_ddp.evaluation.results import samples_digest
+from kfp_ddp.models.bundle import local_bundle
 from kfp_ddp.models.champion import CHAMPION
 from kfp_ddp.models.evaluation import ClassResult, Evaluation
 from tests.evaluations import written
@@ -17,7 +18,6 @@ from tests.gating import evaluation, exported
 
 CATS = 60
 """Samples of class cat; the other 40 are of class dog."""
-CHAMPION_MODEL = {"checkpoint_digest": "a" * 64}
 DIGESTS = [(split, dataset) for split in ("", "5" * 64, "6" * 64) for dataset in ("", "d" * 64)]
 
 
@@ -132,12 +132,12 @@ def against(
         rules: That are set.
     """
     models = root / "models"
-    other = {"samples_digest": "0" * 64, **CHAMPION_MODEL}
-    version = exported(models, 10, classes=classes(*known), **other)
+    version = exported(models, 10, classes=classes(*known), samples_digest="0" * 64)
+    digest = local_bundle(models / version).digest
     (models / CHAMPION).write_text(version)
     path = with_classes(root / "run", 3, classes=classes("cat", "dog"))
     if again is not None:
-        fields = {**CHAMPION_MODEL, "classes": classes(*known), **again}
+        fields = {"bundle_digest": digest, "classes": classes(*known), **again}
         only = "" if "dog" in known else "cat"
         with_classes(root / "run" / "champion", 9, only=only, **fields)
     result = judgement(path, models, **rules)
@@ -173,7 +173,7 @@ def test_a_champion_without_a_class_is_compared_on_the_others(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("known", [("cat",), ("cat", "dog")])
-@pytest.mark.parametrize("field", ["", "checkpoint_digest", "samples_digest", "dataset_digest"])
+@pytest.mark.parametrize("field", ["", "bundle_digest", "samples_digest", "dataset_digest"])
 def test_another_evaluation_is_ignored(field: str, known: tuple[str, ...], tmp_path: Path) -> None:
     again = {field: "b" * 64} if field else None
     result, by_rule = against(tmp_path, known, again)

@@ -26,6 +26,7 @@ from kfp_ddp.models.bundle import local_bundle
 from kfp_ddp.models.champion import open_bundle
 from kfp_ddp.models.release import Signing
 from kfp_ddp.storage.kinds import open_store
+from tests.commands import call, refused
 from tests.exports import exported
 
 KEYS: dict[str, Any] = {
@@ -130,6 +131,17 @@ def test_the_signature_is_checked_for_the_manifest_that_was_read(tmp_path: Path)
     check(folder)
     with pytest.raises(InputError, match=r"MANIFEST\.sha256 differs from the signed one"):
         signature.check(opened, signature.key_signer(KEY.public_key()))
+
+
+@pytest.mark.parametrize("words", [("serve", "--manifest", "kserve-tritonserver"), ("verify",)])
+def test_commands_require_the_signature_of_a_key(tmp_path: Path, words: tuple[str, ...]) -> None:
+    folder = make(tmp_path)
+    key = tmp_path / "key.pub"
+    key.write_bytes(public(KEY))
+    assert "is not signed" in refused(*words, folder, "--key", key)
+    signature.sign(folder, KEY)
+    # A local folder is served by no InferenceService.
+    assert "is not signed" not in str(call(*words, folder, "--key", key).exception)
 
 
 def envelope(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 import json
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +82,38 @@ def test_the_same_network_is_the_same_bytes(written: Path, tmp_path: Path) -> No
     for number in range(8):  # the library orders seven keys at random
         weights.write(network, info, tmp_path / f"{number}.safetensors")
         assert (tmp_path / f"{number}.safetensors").read_bytes() == written.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("described", "words"),
+    [
+        ({"model": "regnet_y_128gf"}, "do not fit a regnet_y_128gf"),
+        ({"classes": json.dumps([str(number) for number in range(1_000_000)])}, "size mismatch"),
+        ({"classes": json.dumps(["x" * (17 << 20), "y"])}, "its header has"),
+    ],
+)
+def test_a_large_description_takes_no_memory(
+    written: Path, tmp_path: Path, described: dict[str, str], words: str
+) -> None:
+    """The process may have 1 GiB beside what it imports."""
+    content = written.read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    header: dict[str, Any] = json.loads(content[8 : 8 + size])
+    header["__metadata__"] |= described
+    forged = json.dumps(header).encode()
+    target = tmp_path / "forged.safetensors"
+    target.write_bytes(struct.pack("<Q", len(forged)) + forged + content[8 + size :])
+    script = f"""
+import resource
+from kfp_ddp.models import weights
+from kfp_ddp.training.model.networks import build
+build("resnet18", 2)
+used = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_DATA, (used + (1 << 30),) * 2)
+weights.read(weights.Path({str(target)!r}), 7)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert "kfp_ddp.core.errors.InputError" in result.stderr
+    assert words in result.stderr

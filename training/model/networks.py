@@ -1,14 +1,16 @@
 """Networks, and the normalisation of their input."""
 
+import contextlib
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+from torch.overrides import TorchFunctionMode
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.machine import require
@@ -17,6 +19,8 @@ from kfp_ddp.training.config import MODELS, SMALL_RESNETS, TrainConfig, near
 from kfp_ddp.training.model import own_model, timm_networks
 
 MEAN, STD, _ = timm_networks.Preprocessing()
+ADVICE = "use the checkpoint as its training saved it"
+"""What to do about weights that do not fit a network."""
 WRAPPERS = ("module.", "_orig_mod.")
 """Prefixes that DDP and torch.compile put before the names of weights."""
 
@@ -188,6 +192,31 @@ def size_error(name: str, size: int, error: Exception) -> InputError:
     )
 
 
+_CPU: Mapping[str, Any] = {"device": "cpu"}
+_ON_CPU: Mapping[Any, Mapping[str, Any]] = {
+    torch.arange: _CPU,
+    torch.linspace: _CPU,
+    torch.tensor: _CPU,
+}
+
+
+class _NumbersOnCpu(TorchFunctionMode):
+    """Creates on the CPU what networks compute their sizes from, as RegNets do."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call `func`; arguments are those of torch."""
+        return func(*args, **{**_ON_CPU.get(func, {}), **(kwargs or {})})
+
+
+@contextlib.contextmanager
+def without_memory() -> Iterator[None]:
+    """Within the block networks have shapes and no values: they are on the meta device."""
+    with torch.device("meta"), _NumbersOnCpu():
+        yield
+
+
 def head_of(network: nn.Module) -> str:
     """Return the name of the classifier: the last linear layer or convolution; raise InputError."""
     layers: list[str] = [
@@ -225,12 +254,8 @@ def not_finite(state: Mapping[str, Tensor]) -> str:
     return next(bad, "")
 
 
-def fill(
-    network: nn.Module,
-    state: Mapping[str, Tensor],
-    where: str,
-    name: str,
-    advice: str = "use the checkpoint as its training saved it",
+def fit(
+    network: nn.Module, state: Mapping[str, Tensor], where: str, name: str, advice: str = ADVICE
 ) -> None:
     """Load weights from `where` into the network `name`; raise InputError with `advice`."""
     state = dict(state)
@@ -243,6 +268,13 @@ def fill(
         raise InputError(
             f"the weights in {where} do not fit a {name} ({reason}): {advice}"
         ) from None
+
+
+def fill(
+    network: nn.Module, state: Mapping[str, Tensor], where: str, name: str, advice: str = ADVICE
+) -> None:
+    """Load weights as `fit` does; also refuse NaN and infinity."""
+    fit(network, state, where, name, advice)
     if key := not_finite(state):
         raise InputError(
             f"{where}: {key} is NaN or infinite: training diverged; train again with a lower "

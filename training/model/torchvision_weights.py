@@ -48,8 +48,11 @@ def cached(file: str) -> Path:
 
 
 def digest_in(name: str) -> str:
-    """Return the first digits of the sha256 in a file's name; '' for none, or only a date."""
-    digest = re.search(r"-(?!(?:19|20)\d\d[01]\d[0-3]\d+\.)([0-9a-f]{8,})\.", name)
+    """Return the first digits of the sha256 in a file's name; '' for none, or only a date.
+
+    `#sha256=<digest>.` before it counts first.
+    """
+    digest = re.search(r"(?:#sha256=|-(?!(?:19|20)\d\d[01]\d[0-3]\d+\.))([0-9a-f]{8,})\.", name)
     return digest[1] if digest else ""
 
 

@@ -98,6 +98,22 @@ class ModelInfo:
         )
 
 
+def check_shapes(
+    info: ModelInfo, state: Mapping[str, Tensor], where: str, advice: str = networks.ADVICE
+) -> None:
+    """Refuse weights of other shapes than the network has, before memory is used for it.
+
+    A network of its own code is not checked, as only its code knows the shapes.
+    """
+    if info.model_code:
+        return
+    with networks.without_memory():
+        network = info.network()
+    with torch.device("meta"):
+        shapes = {name: value.to("meta") for name, value in state.items()}
+        networks.fit(network.to("meta"), shapes, where, info.model, advice)
+
+
 def verify(path: Path) -> Checkpoint:
     """Check size and sha256 of a step directory's state; raise InputError or UnreadableError."""
 
@@ -164,6 +180,7 @@ def load_model(path: Path | str) -> tuple[nn.Module, ModelInfo]:
         weights = dict(state["ema"] or state["model"])
     except _DAMAGE as error:
         raise InputError(f"{path} is not a complete checkpoint: {one_line(error)}") from None
+    check_shapes(info, weights, str(path))
     network = info.network()
     networks.fill(network, weights, str(path), info.model)
     return network.float().eval(), info

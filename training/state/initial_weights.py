@@ -24,7 +24,7 @@ from kfp_ddp.training.model.torchvision_weights import (
     file_of,
     is_intact,
 )
-from kfp_ddp.training.state import checkpoint
+from kfp_ddp.training.state import checkpoint, safetensors_file
 from kfp_ddp.training.state.manifest import MANIFEST, STATE
 from kfp_ddp.training.state.torch_file import load, no_weights
 
@@ -103,10 +103,10 @@ def _check_bundle(folder: Path) -> None:
 
 
 def _safetensors(path: Path) -> Weights:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="pt") as file:
+        with safetensors_file.opened(path) as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return Weights(

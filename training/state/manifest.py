@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.core.files import sha256_of_json
+from kfp_ddp.core.files import read_below, sha256_of_json
 
 MANIFEST = "manifest.json"
 STATE = "state.pt"
 DIGEST = "sha256"
+LARGEST = 16 << 20
+"""Limit in bytes of a manifest, most of which are names of classes."""
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -28,7 +30,7 @@ class Manifest:
 def read_manifest(checkpoint: Path) -> Manifest:
     """Read the manifest of a step directory; raise OSError, or ValueError if it is damaged."""
     try:
-        fields = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        fields = json.loads(read_below(checkpoint, MANIFEST, LARGEST))
         digest = fields.pop(DIGEST, None)  # early versions wrote none
         if digest is not None and digest != sha256_of_json(fields):
             raise ValueError(f"{checkpoint / MANIFEST} was altered")

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.step import needed_secret
 from kfp_ddp.evaluation.comparison import compare
 from kfp_ddp.evaluation.gate.rules import Check, Rules, check_maximum, check_minimum
 from kfp_ddp.evaluation.results import samples_digest
@@ -15,18 +14,6 @@ from kfp_ddp.models.evaluation import CHAMPION_FOLDER, FILE, Compared, Evaluatio
 Predictions = dict[str, Prediction]
 _MAX_NAMED = 3
 """Classes in a line."""
-
-
-def check_signature(key: str, champion: Champion) -> list[Check]:
-    """Verify the champion's signature by the public key of this name in the bucket's secret."""
-    from kfp_ddp.models import signature
-
-    if not key:
-        return []
-    pem = needed_secret(key, "champion_key")
-    signer = signature.key_signer(signature.public_key(pem.encode(), f"champion_key ({key})"))
-    signature.check(champion.bundle, signer)
-    return [Check("champion_key", True, f"the champion is signed by {signer.name}")]
 
 
 def compare_with_champion(
@@ -52,10 +39,7 @@ def compare_with_champion(
         if not (challenger.split_digest or challenger.dataset_digest):
             note = " (the samples have the same names; neither side has a digest of their content)"
     else:
-        file = folder / CHAMPION_FOLDER / FILE
-        again = Evaluation.read(file) if file.is_file() else None
-        if again and again.checkpoint_digest != champion.evaluation.checkpoint_digest:
-            again = None  # it is of another champion
+        again = _again(folder / CHAMPION_FOLDER / FILE, champion)
         if again is not None and again.same_samples(challenger):
             scope = "on this split"
         elif again is not None and (
@@ -81,6 +65,14 @@ def compare_with_champion(
         name = f"McNemar p-value ({compared.won} samples won, {compared.lost} lost)"
         checks.append(check_maximum("max_p_value", name, compared.p_value, rules.max_p_value))
     return checks + _class_checks(champion.evaluation, challenger), compared
+
+
+def _again(file: Path, champion: Champion) -> Evaluation | None:
+    """Return what evaluate measured of the bundle that is the champion here; None for none."""
+    if not file.is_file():
+        return None
+    record = Evaluation.read(file)
+    return record if record.bundle_digest == champion.bundle.digest else None
 
 
 def _class_checks(champion: Evaluation, challenger: Evaluation) -> list[Check]:

@@ -18,12 +18,13 @@ from kfp_ddp.core.run_folder import VERDICT
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import cell
-from kfp_ddp.evaluation.gate.champion import check_signature, compare_with_champion
+from kfp_ddp.evaluation.gate.champion import compare_with_champion
 from kfp_ddp.evaluation.gate.rules import Check, Rules, check_maximum, check_minimum, model_checks
 from kfp_ddp.models import attempts, variants
 from kfp_ddp.models.bundle import INFRA, LATENCY, METRICS, Bundle
 from kfp_ddp.models.champion import find, open_bundle
 from kfp_ddp.models.evaluation import FILE, Compared, Evaluation, reason
+from kfp_ddp.models.signature import signer_of
 from kfp_ddp.report.render import render
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.kinds import open_store
@@ -94,12 +95,15 @@ def judge(
         checks += bundle_checks(rules, opened)
     if not champion or record is None:
         return Judgement(checks, opened)
-    current = find(champion, may_be_first=not rules.champion_must_exist)
+    signer = signer_of(rules.champion_key, "champion_key")
+    current = find(champion, not rules.champion_must_exist, signer)
     if current is None:
         words = f"there is no champion at {champion} yet"
         checks.append(Check("champion_must_exist", not rules.champion_must_exist, words))
         return Judgement(checks, opened)
-    checks += check_signature(rules.champion_key, current)
+    if signer is not None:
+        words = f"the champion is signed by {signer.name}"
+        checks.append(Check("champion_key", True, words))
     if rules.champion_must_exist:
         words = f"there is a champion, {current.version or current.uri}"
         checks.append(Check("champion_must_exist", True, words))

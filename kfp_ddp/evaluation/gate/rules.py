@@ -45,7 +45,7 @@ class Rules(Settings):
     run."""
     champion_key: str = Field("", pattern=KEY_NAME)
     """Key of the bucket's secret with a public key in PEM, which must verify the champion's
-    signature; empty for no verification."""
+    signature before anything of it is used; empty for no verification."""
     max_latency_ms: float = Field(0.0, ge=0)
     """Maximum median latency of one image in milliseconds, measured during export; 0 for no
     limit."""
