@@ -3,7 +3,7 @@
     kfp-ddp compile examples/own_pipeline.py --output build --registry registry.example.com/ml
     kfp-ddp run build/photographs.yaml --set source=gs://bucket/photos
 
-The registry may also be set once: KFP_DDP_REGISTRY, or `registry:` in kfp-ddp.yaml.
+The registry may also be set once: KFP_DDP_REGISTRY, or `registry:` in your settings.
 """
 
 from kfp import dsl, kubernetes

@@ -2,6 +2,14 @@
 
 import os
 import sys
+
+if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
+    # Python is looking for a module, which follows this in the command line. If it is one of ours,
+    # no other may come from the current folder, which may be a downloaded dataset.
+    _program = sys.orig_argv[-len(sys.argv)].removeprefix("-m")
+    if _program.partition(".")[0] == __name__:
+        del sys.path[0]
+
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

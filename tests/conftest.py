@@ -59,6 +59,14 @@ def surroundings_stay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 @pytest.fixture(scope="session", autouse=True)
+def own_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give commands a user without settings, and with a key of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def messages_are_one_line() -> Iterator[None]:
     """Check the message of each error that a test causes in its own process."""
 
@@ -95,7 +103,7 @@ def kfp_server() -> "Iterator[KfpServer]":
 def configured(kfp_server: "KfpServer", monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Configure the server and the default registry, in an empty folder without a cluster."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / ".config"))
     settings = tmp_path / ".config" / "kfp-ddp" / "config.yaml"
     settings.parent.mkdir(parents=True)
     settings.write_text("registry: ghcr.io/kfp-ddp\n")

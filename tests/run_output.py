@@ -2,7 +2,6 @@
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +43,18 @@ def make(
         status = "FAILURE" if step == failed else "SUCCESS"
         lines.append(f"10:00:01.000 - INFO - Task '{step}' finished with status {status}")
         state = "FAILED" if step == failed else "SUCCEEDED"
-        steps.append(LocalStep(step, state, start + len(steps), start + len(steps) + 1))
+        at = start + len(steps)
+        steps.append(LocalStep(name=step, state=state, start=at, end=at + 1))
     (folder / "artifacts" / "train-resnet-2026-11-22-10-00-00-000000").mkdir(parents=True)
     (folder / "pipeline.log").write_text("\n".join(lines) + "\n")
-    state = "FAILED" if failed else "SUCCEEDED"
-    ended = LocalRun("", {}, steps=tuple(steps), state=state, start=start, end=start + len(steps))
-    replace(ended, folder=folder).write()
+    LocalRun(
+        identity="",
+        steps=tuple(steps),
+        state="FAILED" if failed else "SUCCEEDED",
+        start=start,
+        end=start + len(steps),
+        folder=folder,
+    ).write()
     if "train" in (*done, failed):
         task(folder / "work" / RUN_ID / "train", done, correct, settings)
     return folder

@@ -134,8 +134,7 @@ def _complete(args: argparse.Namespace, least: int, most: int) -> None:
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
         if loopback:
             os.environ.update({"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback})
-    if sys.flags.safe_path:  # torch starts each rank by the name of its module
-        os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ["PYTHONSAFEPATH"] = "1"  # torch starts each rank by the name of its module
     args.master_port = args.master_port or 29500
     args.role = "rank"
     if least < most:

@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import os
 import sys
 from gc import freeze, set_threshold
 from typing import NoReturn
@@ -45,7 +46,6 @@ SECTIONS = {
         "gc": "Delete copies of datasets and published bundles that nobody uses.",
         "doctor": "Check that a cluster and namespace have what the components need.",
         "config": "Show the settings of this program, and the origin of each.",
-        "init": "Write kfp-ddp.yaml: host, namespace, registry, destination.",
         "sync": "Download a bucket prefix to a folder: verified, resumable, incremental.",
         "manifest": "Print the job of a launch, without creating it.",
     },
@@ -67,7 +67,7 @@ MODULES = {
     **dict.fromkeys(("compile", "upload"), "pipelines"),
     **dict.fromkeys(("install", "doctor"), "cluster"),
     "manifest": "jobs",
-    **dict.fromkeys(("init", "settings"), "config"),
+    "settings": "config",
     "demo": "run",
     "predict": "serve",
 }
@@ -119,6 +119,15 @@ def app() -> None:
     kfp-ddp demo                     the full pipeline, on this machine
     kfp-ddp run ./photos --local     your images, a folder for each class
     """
+    from kfp_ddp.cli.options import echo
+    from kfp_ddp.core import config
+
+    if os.path.exists(config.RETIRED) and not os.environ.get(config.FILE):
+        echo(
+            f"{config.RETIRED} of this folder is not read any more: move what you need of it to "
+            f"{config.file()}, or name a file of settings by {config.FILE}",
+            err=True,
+        )
 
 
 def main() -> NoReturn:

@@ -1,21 +1,12 @@
-"""`kfp-ddp config`, `init` and `settings`: settings of this program, and of a run."""
+"""`kfp-ddp config` and `settings`: settings of this program, and of a run."""
 
 import shutil
-from pathlib import Path
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, added, echo, echo_json, field_option
+from kfp_ddp.cli.options import AS_JSON, echo, echo_json
 from kfp_ddp.core import config
-from kfp_ddp.core.errors import InputError, writing
-
-FIRST = {
-    "host": "https://kubeflow.example.com/pipeline",
-    "namespace": "team-vision",
-    "registry": "registry.example.com/ml",
-    "destination": "gs://bucket/models",
-}
-"""Settings that a folder needs first, with examples."""
+from kfp_ddp.core.errors import InputError
 
 
 class _Group(click.Group):
@@ -32,39 +23,14 @@ def command() -> None:
     """Show the settings of this program: flag > environment > file > default.
 
     A setting is a flag of the commands that use it (--kfp-namespace; help does not list all of
-    them), an environment variable (KFP_DDP_KFP_NAMESPACE), or a line of ./kfp-ddp.yaml or
-    ~/.config/kfp-ddp/config.yaml (kfp_namespace: kubeflow). The first of these is used. The file
-    of the folder may set other than experiment, namespace, time_zone, timeout and ui only as your
-    own settings do, or after `kfp-ddp config trust`.
+    them), an environment variable (KFP_DDP_KFP_NAMESPACE), or a line of
+    ~/.config/kfp-ddp/config.yaml (kfp_namespace: kubeflow), or of the file that KFP_DDP_CONFIG
+    names in its place. The first of these is used. No settings are read from the current folder.
 
     The first configured login is used: a token, a cookie, a Dex user, Identity-Aware Proxy, the
     token of the current pod. Secrets are read from files, or from KFP_DDP_TOKEN, KFP_DDP_COOKIE
     and KFP_DDP_PASSWORD, and are never printed.
     """
-
-
-@click.command("init")
-@added(*(field_option(config.FIELDS[n], default="", show_default=False) for n in FIRST))
-def init(**values: str) -> None:
-    """Write kfp-ddp.yaml with settings of this folder; an existing file stays.
-
-    What no option sets is a comment.
-
-    kfp-ddp init --host https://kubeflow.example.com/pipeline --registry registry.example.com/ml
-    """
-    import yaml
-
-    lines = ["# Settings of kfp-ddp in this folder: kfp-ddp config --help lists all."]
-    for name, example in FIRST.items():
-        line = yaml.safe_dump({name: values[name] or example}, width=1000).strip()
-        lines.append(line if values[name] else f"# {line}")
-    file = Path(config.HERE)
-    if file.exists():
-        raise InputError(f"{file} exists: edit it, or delete it first")
-    with writing(file):
-        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    echo(f"wrote {config.HERE}")
-    config.trust()
 
 
 @command.command("show")
@@ -84,17 +50,6 @@ def show(origin: bool, as_json: bool) -> None:
     for name, value in values.items():
         text = f"{value:{most}}  ({settings[name].origin})" if origin else value
         echo(f"{name:{width}}  {text}".rstrip())
-
-
-@command.command("trust")
-def trust() -> None:
-    """Let kfp-ddp.yaml of this folder choose hosts, images, accounts and destinations.
-
-    This holds for the file as it is now: after a change, check it and run this again.
-    """
-    for name, value in config.trust().items():
-        echo(f"{name}: {value}")
-    echo(f"{config.HERE} of this folder may set these until it changes")
 
 
 @click.command("settings")

@@ -63,14 +63,6 @@ def connected(command: Command) -> Command:
     @functools.wraps(command)
     def wrapper(**options: Any) -> Any:
         flags = {name: options.pop(name) for name in config.CONNECTION}
-        values = config.resolved(flags)
-        theirs = [
-            f"{name}: {item.value}"
-            for name, item in values.items()
-            if item.origin == config.HERE and not (name in options and is_on_command_line(name))
-        ]
-        if theirs:
-            echo(f"{config.HERE} of this folder sets {', '.join(theirs)}", err=True)
         return command(connection=config.connection(flags), **options)
 
     options = (_option(n, default=None, hidden=n not in SHOWN) for n in config.CONNECTION)

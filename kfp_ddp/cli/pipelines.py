@@ -40,7 +40,7 @@ def compile_(
 
     Each pipeline of a Python FILE becomes <function>.yaml. Its steps have public images, and take
     our source from the ConfigMap of kfp-ddp install, or have the images of your registry, which
-    can also be set by KFP_DDP_REGISTRY or in kfp-ddp.yaml:
+    can also be set by KFP_DDP_REGISTRY or in your settings:
 
     kfp-ddp compile my_pipeline.py --registry registry.example.com/ml
     """

@@ -15,6 +15,7 @@ from kfp_ddp.cli.options import (
     echo,
     echo_json,
     inputs,
+    is_on_command_line,
     require,
     show,
     text_option,
@@ -27,7 +28,8 @@ RUN_SETTINGS = ("experiment", "pipeline_root", "service_account")
 SHORTCUTS = ("model", "epochs", "batch_size")
 """Settings that are options, too."""
 LOCAL_ONLY = ("output", "ranks", "fresh", "replace", "check")
-KFP_ONLY = ("gpus", "name", "follow", "wait", "dry_run")
+EVERYWHERE = ("source", "local", "pipeline", "words", *SHORTCUTS, "file", "destination", "as_json")
+"""Options with or without --local; all others but those above are for a run on KFP."""
 
 
 class RunCommand(click.Command):
@@ -121,11 +123,8 @@ def run(connection: Connection, source: str, local: bool, **options: Any) -> Non
             options["words"] = (*options["words"], f"{name}={value}")
     if not source and not options["pipeline"]:
         raise click.UsageError("Give a SOURCE, a FILE or --pipeline.")
-    excluded = KFP_ONLY if local else LOCAL_ONLY
-    if invalid := [name for name in excluded if options[name]]:
-        flag = f"--{invalid[0].replace('_', '-')}"
-        where = "for a run on KFP: leave it out with --local" if local else "for a run with --local"
-        raise InputError(f"{flag} is {where}")
+    for name in filter(is_on_command_line, click.get_current_context().params):
+        _check_place(name, local)
     if not local:
         _run_on_kfp(connection, source, options)
         return
@@ -133,9 +132,20 @@ def run(connection: Connection, source: str, local: bool, **options: Any) -> Non
     from kfp_ddp.local import runs
     from kfp_ddp.local.results import run_and_print
 
+    if is_on_command_line("destination"):
+        options["words"] = (*options["words"], f"destination={options['destination']}")
     command = runs.Command(source, **{name: options[name] for name in runs.Command._fields[1:]})
     pipeline, ranks = options["pipeline"], options["ranks"] or 0
     run_and_print(lambda: runs.execute(command, pipeline, ranks), options["as_json"])
+
+
+def _check_place(name: str, local: bool) -> None:
+    """Raise InputError for an option that has no effect here, or on KFP."""
+    flag = f"--{name.replace('_', '-')}"
+    if name in LOCAL_ONLY and not local:
+        raise InputError(f"{flag} is for a run with --local")
+    if local and name not in (*EVERYWHERE, *LOCAL_ONLY):
+        raise InputError(f"{flag} is for a run on KFP: leave it out with --local")
 
 
 @click.command("demo")

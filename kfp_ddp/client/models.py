@@ -57,7 +57,7 @@ def open_models(destination: str) -> Store:
     if not destination:
         raise InputError(
             "no destination is set: give --destination gs://bucket/models, or set it by "
-            "KFP_DDP_DESTINATION or in kfp-ddp.yaml"
+            "KFP_DDP_DESTINATION or in ~/.config/kfp-ddp/config.yaml"
         )
     where = open_store(destination)
     if isinstance(where, Folder) and not where.root.is_dir():

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from kfp_ddp.client.steps import OVER, Step, every_step, leaves, steps_of
 from kfp_ddp.core import config
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
+from kfp_ddp.core.files import open_below
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.images import SETTINGS, Images
 from kfp_ddp.k8s.api import Api, Object
@@ -96,7 +98,11 @@ class RunInfo:
         """Yield the lines that a step of a local run wrote."""
         assert self.folder is not None
         inside = False
-        with (self.folder / LOG).open(errors="replace") as file:
+        try:
+            log = open_below(self.folder, LOG)
+        except OSError as error:
+            raise InputError(f"cannot read {self.folder / LOG}: {error.strerror}") from None
+        with io.TextIOWrapper(log, errors="replace") as file:
             for line in file:
                 if start := STARTED.search(line):
                     inside = start[1] == step
@@ -231,7 +237,8 @@ def local_run(folder: Path) -> RunInfo:
         raise InputError(
             f"{folder} contains no run: name one of run --local, such as run-output/latest"
         )
-    state = record.state or ("RUNNING" if running else UNFINISHED)
+    before_the_end = "RUNNING" if running else UNFINISHED
+    state = record.state or ("SUCCEEDED" if record.complete else before_the_end)
     run_id = max((path.name for path in (folder / "work").glob("[!.]*")), default="")
 
     def step(one: LocalStep) -> Step:

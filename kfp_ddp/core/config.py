@@ -1,26 +1,24 @@
 """Configuration by flag, variable, file or default; not of pydantic, whose import is slow."""
 
-import hashlib
 import os
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
-from kfp_ddp.core.errors import InputError, writing
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.secrets import reason
 from kfp_ddp.core.text import one_line, yaml_of
 
 T = TypeVar("T")
 PREFIX = "KFP_DDP_"
-HERE = "kfp-ddp.yaml"
+FILE = "KFP_DDP_CONFIG"
+"""Environment variable with the file of settings, in place of the user's own."""
+RETIRED = "kfp-ddp.yaml"
+"""File of the current folder that 0.1.0 read, which is not read any more."""
 _LARGEST = 1 << 20
 """Bytes of a file of settings."""
-FREE = ("experiment", "namespace", "time_zone", "timeout", "ui")
-"""What the file of any folder may set: it sends nothing elsewhere, and runs nothing else."""
-_TRUSTED = "trusted"
-"""Beside the user's own settings: digest and path of each file of a folder that the user trusts."""
 
 
 def setting(default: T, description: str, **more: str | float) -> T:
@@ -70,8 +68,6 @@ class Connection:
         variable="KF_PIPELINES_UI_ENDPOINT",
     )
     timeout: float = setting(30.0, "Timeout of a request, in seconds.", gt=0)
-    untrusted: str = ""
-    """Why nothing may be sent to the host; not a setting."""
 
     def run_page(self, run_id: str) -> str:
         """Return the address of a run in the UI; '' if it is not known."""
@@ -118,15 +114,13 @@ class Set(NamedTuple):
     origin: str
 
 
-FIELDS = {item.name: item for item in fields(Config) if item.metadata}
-CONNECTION = tuple(name for name in Connection.__dataclass_fields__ if name in FIELDS)
+FIELDS = {item.name: item for item in fields(Config)}
+CONNECTION = tuple(Connection.__dataclass_fields__)
 
 
 def connection(flags: Mapping[str, Any]) -> Connection:
-    """Return the configured connection, with the reason where nothing may be sent to it."""
-    values = resolved(flags)
-    chosen = {name: values[name].value for name in CONNECTION}
-    return Connection(**chosen, untrusted=untrusted(CONNECTION, flags))
+    """Return the configured connection."""
+    return Connection(**chosen(*CONNECTION, flags=flags))
 
 
 def checked(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,81 +128,33 @@ def checked(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _checked(name, one, "Client") for name, one in flags.items() if one is not None}
 
 
-def files() -> list[Path]:
-    """Return the files of settings, the one with priority first."""
-    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    return [Path(HERE), Path(home, "kfp-ddp", "config.yaml")]
+def own_folder() -> Path:
+    """Return the user's own configuration folder, never one below the current folder."""
+    home = os.environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(home):  # such a value does not count, says its specification
+        home = os.path.expanduser("~/.config")
+    return Path(os.sep, home, "kfp-ddp")  # without a home the ~ stays
+
+
+def file() -> Path:
+    """Return the file of settings."""
+    return Path(os.environ.get(FILE) or own_folder() / "config.yaml")
 
 
 def resolved(flags: Mapping[str, Any] | None = None) -> dict[str, Set]:
     """Return each setting with its origin; a flag of None is not set."""
-    own, folder = _layers(flags)
-    return own | folder
+    path = file()
+    values = {name: Set(item.default, "default") for name, item in FIELDS.items()}
+    values |= {name: Set(value, str(path)) for name, value in _read_file(path)}
+    values |= _read_environment()
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    return values | {name: Set(value, "flag") for name, value in given.items()}
 
 
 def chosen(*names: str, flags: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the values of settings; raise InputError if an untrusted folder has set one."""
-    if reason := untrusted(names, flags):
-        raise InputError(reason)
+    """Return the values of settings."""
     values = resolved(flags)
     return {name: values[name].value for name in names}
-
-
-def untrusted(names: Iterable[str], flags: Mapping[str, Any] | None = None) -> str:
-    """Return why these settings may not be used; '' if the user chose their values.
-
-    The current folder may be a stranger's. Its file may set those of `FREE`, and others only to the
-    values of the user's own settings, unless the user trusts this file as it is now.
-    """
-    own, folder = _layers(flags)
-    guarded = [name for name in names if name in folder.keys() - {*FREE}]
-    theirs = [name for name in guarded if folder[name].value != own[name].value]
-    if not theirs or _identity() in _trusted():
-        return ""
-    values = ", ".join(f"{name}: {one_line(str(folder[name].value))}" for name in theirs)
-    return (
-        f"{HERE} of this folder sets {values}, and your own settings do not: check the file and "
-        f"allow it by kfp-ddp config trust, or set {' and '.join(theirs)} by an option, the "
-        f"environment or {files()[1]}"
-    )
-
-
-def trust() -> dict[str, Any]:
-    """Trust the file of the current folder as it is now, and return its settings."""
-    from kfp_ddp.core.files import atomic_write
-
-    settings, identity = dict(_read_file(Path(HERE))), _identity()
-    if not identity:
-        raise InputError(f"there is no {HERE} in this folder: kfp-ddp init writes one")
-    others = {line for line in _trusted() if line.partition(" ")[2] != identity.partition(" ")[2]}
-    file = files()[1].with_name(_TRUSTED)
-    with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(file) as stream:
-            stream.write("".join(f"{line}\n" for line in sorted({*others, identity})).encode())
-    return settings
-
-
-def _identity() -> str:
-    """Return digest and path of the file of the current folder; '' without one."""
-    path = Path(HERE).resolve()
-    return f"{hashlib.sha256(_content(path)).hexdigest()} {path}" if path.exists() else ""
-
-
-def _trusted() -> set[str]:
-    path = files()[1].with_name(_TRUSTED)
-    return set(_content(path).decode(errors="replace").splitlines()) if path.exists() else set()
-
-
-def _layers(flags: Mapping[str, Any] | None) -> tuple[dict[str, Set], dict[str, Set]]:
-    """Return the user's own settings, and those of the folder that have priority over them."""
-    here, home = files()
-    own = {name: Set(item.default, "default") for name, item in FIELDS.items()}
-    own |= {name: Set(value, str(home)) for name, value in _read_file(home)}
-    more = _read_environment()
-    more |= {name: Set(value, "flag") for name, value in (flags or {}).items() if value is not None}
-    folder = {name: Set(value, HERE) for name, value in _read_file(here) if name not in more}
-    return own | more, folder
 
 
 def _read_environment() -> dict[str, Set]:
@@ -223,6 +169,8 @@ def _read_environment() -> dict[str, Set]:
 
 def _read_file(path: Path) -> Iterator[tuple[str, Any]]:
     if not path.exists():
+        if os.environ.get(FILE):
+            raise InputError(f"{FILE} names {path}, which does not exist: correct it, or unset it")
         return
     try:
         text = _content(path).decode()

@@ -4,7 +4,6 @@ Prerequisite: the `demo` extra. `kfp-ddp demo` runs it.
 """
 
 import contextlib
-import dataclasses
 import gzip
 import io
 import logging
@@ -30,7 +29,7 @@ DIGITS: dict[str, Any] = {
     "source": f"gs://{BUCKET}",
     "recipe": "digits",
     "training": {"checkpoint_epochs": 2, "checkpoint_minutes": 0.0},
-    "sync": {"dataset": "digits"},
+    "sync": {"dataset": "digits", "verify": "quick"},
     "gate": {"min_accuracy": 0.97},
     "backend": "local",
     "model_name": "digits",
@@ -107,11 +106,11 @@ def run(output: Path, ranks: int, arguments: dict[str, object]) -> dict[str, Any
     """Run the full pipeline in `output`, and return the summary; JobError if it failed."""
     started = time.monotonic()
     settings = DIGITS | arguments | {"job": {"nproc_per_node": ranks}}
-    new = LocalRun(f"{DEMO}{identity_of(demo=settings)}", settings)
+    identity = f"{DEMO}{identity_of(demo=settings)}"
     earlier = read_local_run(output)
     if earlier is not None and not earlier.identity.startswith(DEMO):
         raise InputError(f"{output} holds a run that is no demo: name another folder with --output")
-    run = unfinished(output, new.identity) or begin(new, output, "", replace=True)
+    run = unfinished(output, identity) or begin(LocalRun(identity=identity), output, "", True)
     storage = empty()
     phase = Phase("bucket")
     phase.show(f"filling gs://{BUCKET}")
@@ -120,4 +119,4 @@ def run(output: Path, ranks: int, arguments: dict[str, object]) -> dict[str, Any
     phase.end(good=True)
     with serve(storage) as url:
         environment = {"STORAGE_EMULATOR_HOST": url, "OMP_NUM_THREADS": "1"}
-        return engine.run(dataclasses.replace(run, environment=environment), started)
+        return engine.run(run, started, settings, environment)

@@ -1,6 +1,5 @@
 """Run a compiled pipeline in a child process, and show its steps."""
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import click
@@ -42,13 +42,20 @@ CACHE = "cache"
 """Folder of the decoded images, which the end of a run deletes."""
 
 
-def run(run: LocalRun, started: float, known: Collection[str] = ()) -> dict[str, Any]:
+def run(
+    run: LocalRun,
+    started: float,
+    arguments: Mapping[str, Any],
+    environment: Mapping[str, str],
+    known: Collection[str] = (),
+) -> dict[str, Any]:
     """Run train_resnet as `execute` does; return the summary. `started` is of `time.monotonic`."""
-    training = {"cache_dir": str(run.folder / CACHE), **run.arguments.get("training", {})}
-    arguments = {**run.arguments, "training": training}
-    run = execute(run, arguments, COMPILED / "train_resnet.yaml", results.detail, known)
+    training = {"cache_dir": str(run.folder / CACHE), **arguments.get("training", {})}
+    arguments = {**arguments, "training": training}
+    compiled = COMPILED / "train_resnet.yaml"
+    run = execute(run, arguments, compiled, results.detail, environment, known)
     summary = results.collect_results(run.folder, seconds=time.monotonic() - started)
-    dataclasses.replace(run, complete=True).write()
+    run.replace(complete=True).write()
     return summary
 
 
@@ -57,12 +64,14 @@ def execute(
     arguments: Mapping[str, Any],
     compiled: Path,
     detail: Detail,
+    environment: Mapping[str, str] = MappingProxyType({}),
     known: Collection[str] = (),
 ) -> LocalRun:
     """Run a compiled pipeline in the folder of a run, show its steps, and return the ended run.
 
-    `detail` returns a line about a successful step, `known` are notes on the images that were
-    printed before. Raise JobError, which names the step, its error and the log.
+    `detail` returns a line about a successful step, `environment` are further variables of the
+    steps, `known` are notes on the images that were printed before. Raise JobError, which names the
+    step, its error and the log.
     """
     output, loop = run.folder, LOOP.search(compiled.read_text(encoding="utf-8"))
 
@@ -84,7 +93,7 @@ def execute(
         for mounted in folders.values():  # preflight sees by them that folders are here
             Path(mounted).mkdir(parents=True, exist_ok=True)
         (output / LOG).write_text("")
-        run = dataclasses.replace(run, steps=(), state="", start=time.time(), end=0.0)
+        run = run.replace(steps=(), state="", start=time.time(), end=0.0)
         run.write()
         with _stopped_at_the_end(
             subprocess.Popen(
@@ -93,7 +102,7 @@ def execute(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env=child_environment({**folders, **run.environment, PARENT: str(os.getpid())}),
+                env=child_environment({**folders, **environment, PARENT: str(os.getpid())}),
                 pass_fds=(lock,),
                 process_group=0,  # Ctrl-C reaches this process alone, which ends the others
             ),
@@ -104,7 +113,7 @@ def execute(
             child.wait()
         failed = next((step.name for step in run.steps if step.state == "FAILED"), "")
         state = "FAILED" if failed or child.returncode != 0 else "SUCCEEDED"
-        run = dataclasses.replace(run, state=state, end=time.time())
+        run = run.replace(state=state, end=time.time())
         run.write()
     if state == "FAILED":
         reason = last_error((output / LOG).read_text()) or f"exit code {child.returncode}"
@@ -151,7 +160,7 @@ def _follow(stream: IO[str], run: LocalRun, detail: Detail, known: Collection[st
         nonlocal run
         if step.name not in steps or steps[step.name].state != "FAILED":
             steps[step.name] = step
-            run = dataclasses.replace(run, steps=tuple(steps.values()))
+            run = run.replace(steps=tuple(steps.values()))
             run.write()
 
     with (output / LOG).open("a") as log:
@@ -160,14 +169,14 @@ def _follow(stream: IO[str], run: LocalRun, detail: Detail, known: Collection[st
                 log.write(line)
                 log.flush()
             if begun := STARTED.search(line):
-                record(LocalStep(begun[1], "RUNNING", time.time()))
+                record(LocalStep(name=begun[1], state="RUNNING", start=time.time()))
                 phase = Phase(begun[1])
                 phase.show("")
             elif phase is not None and (ended := ENDED.search(line)):
                 good = ended[2] == "SUCCESS"
                 state = "SUCCEEDED" if good else "FAILED"
                 if (step := steps.get(ended[1])) is not None:
-                    record(dataclasses.replace(step, state=state, end=time.time()))
+                    record(step.model_copy(update={"state": state, "end": time.time()}))
                 values = results.outputs(output, phase.name)
                 failure = values.get("failure") if good else "failed"  # of a trial, or of the step
                 phase.detail = str(failure) if failure else detail(output, phase.name)

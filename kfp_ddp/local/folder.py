@@ -1,7 +1,10 @@
-"""The folder of a local run: its name, its lock, and whether the same command resumes it."""
+"""The folder of a local run: its name, its lock, and whether the same command resumes it.
+
+The folder may be a stranger's, such as a part of a project that was downloaded. So a record counts
+only with a seal of this user, and the dataset lies in a folder whose name nobody else can know.
+"""
 
 import contextlib
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -9,14 +12,18 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from kfp_ddp.core import ownership
 from kfp_ddp.core.errors import InputError, StorageError, writing
-from kfp_ddp.core.files import atomic_write, lock
+from kfp_ddp.core.files import atomic_write, lock, read_below
+from kfp_ddp.core.settings import Stored, mapping_in
 from kfp_ddp.jobs.local import start_time
+from kfp_ddp.local.results import say, shown
 from kfp_ddp.runs.record import TaskRecord, read_task
 
 RUNS = Path("run-output")
@@ -24,7 +31,9 @@ RUNS = Path("run-output")
 DATA, LATEST = "data", "latest"
 """In that folder: the dataset versions that its runs share, and a link to the newest run."""
 RECORD, LOCK = "run.json", ".lock"
-_FORMAT = "kfp-ddp local run 1"
+_LARGEST = 1 << 20
+"""Bytes of a record."""
+_FORMAT: Literal["kfp-ddp local run 1"] = "kfp-ddp local run 1"
 """In each record; a file of this name without it is of another program."""
 DELETED = ("work", "artifacts", "cache", "bundle")
 """Folders of a run that it deletes, or the next one in its folder."""
@@ -32,51 +41,67 @@ ENDING_SECONDS = 60.0
 """How long processes of a killed command may take to end."""
 
 
-@dataclass(frozen=True)
-class LocalStep:
+_Seconds = Annotated[float, Field(ge=0, le=253_402_300_799)]
+"""Seconds since 1970, until the year 9999."""
+_NAME = 16
+"""Digits of the name of the folder with the dataset."""
+
+
+class LocalStep(Stored):
     """A step that has started; of a loop, an iteration that failed, else the newest one."""
 
     name: str
-    state: str
-    """RUNNING, SUCCEEDED or FAILED."""
-    start: float
-    """Seconds since 1970, as the end is."""
-    end: float = 0.0
+    state: Literal["RUNNING", "SUCCEEDED", "FAILED"]
+    start: _Seconds
+    end: _Seconds = 0.0
     """0 before it."""
 
 
-@dataclass(frozen=True)
-class LocalRun:
+class LocalRun(Stored):
     """A run on this machine: what `run.json` of its folder records, and where it writes."""
 
     identity: str
     """Digest of pipeline, source and requested settings; equal for the same command."""
-    arguments: Mapping[str, Any]
-    """Arguments of the pipeline, with those that were chosen for this machine."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Further environment variables of the steps."""
-    seed: str = field(default_factory=lambda: secrets.token_hex(8))
+    settings: str = ""
+    """Digest of all arguments, where some are chosen for this machine; a resumed run has them."""
+    seed: str = Field(default_factory=lambda: secrets.token_hex(8))
     """Seed of kfp.local's ids: the same one in each attempt, as ids name folders."""
     complete: bool = False
     """Whether there is nothing to resume."""
     steps: tuple[LocalStep, ...] = ()
     """Of the last attempt, as are state and times."""
-    state: str = ""
-    """SUCCEEDED or FAILED; '' without an end of the pipeline."""
-    start: float = 0.0
-    end: float = 0.0
+    state: Literal["", "SUCCEEDED", "FAILED"] = ""
+    """Empty without an end of the pipeline."""
+    start: _Seconds = 0.0
+    end: _Seconds = 0.0
     deletes: tuple[str, ...] = DELETED
     """Names of what belongs to the run in its folder, and to nobody else."""
-    folder: Path = Path()
-    data: Path = Path()
+    format: Literal["kfp-ddp local run 1"] = _FORMAT
+    seal: str = ""
+    """Of all this, for its folder; empty in records of 0.1.0."""
+    folder: Path = Field(Path(), exclude=True)
+    data: Path = Field(Path(), exclude=True)
     """Folder of the dataset versions."""
 
+    def replace(self, **fields: Any) -> "LocalRun":
+        """Return the run with other values of some fields."""
+        return self.model_copy(update=fields)
+
     def write(self) -> None:
-        """Write the record; settings may contain secrets, so only this user may read it."""
-        fields = dataclasses.asdict(self)
+        """Write the record, with its seal, for this user alone."""
+        ownership.mark(self.folder)
+        sealed = self.replace(seal=ownership.seal(self.folder, self._content(unset=True)))
         with atomic_write(self.folder / RECORD) as file:
             os.fchmod(file.fileno(), 0o600)
-            file.write(json.dumps({"format": _FORMAT, **fields, "folder": "", "data": ""}).encode())
+            file.write(sealed.model_dump_json().encode())
+
+    def is_own(self) -> bool:
+        """Return whether this user's program has written the record, and for this folder."""
+        return ownership.is_sealed(self.folder, self._content(unset=False), self.seal)
+
+    def _content(self, unset: bool) -> str:
+        """Return what is sealed; the program that wrote a record may not know `unset` fields."""
+        return self.model_dump_json(exclude={"seal"}, exclude_unset=not unset)
 
     def trainings(self) -> list[TaskRecord]:
         """Return the trainings that have a checkpoint."""
@@ -104,32 +129,39 @@ def identity_of(**what: Any) -> str:
 
 
 def unfinished(output: Path | None, identity: str) -> LocalRun | None:
-    """Return the newest run of the same command, in `output` or `RUNS`, unless it completed."""
+    """Return this user's newest run of the same command, in `output` or `RUNS`, to resume it."""
     folders = [output] if output else list(RUNS.resolve().glob("*"))
     records = (read_local_run(folder) for folder in folders if not folder.is_symlink())
     runs = [run for run in records if run and run.identity == identity]
-    newest = max(runs, key=lambda run: (run.folder / RECORD).stat().st_mtime_ns, default=None)
+    own = [run for run in runs if run.is_own()]
+    for run in runs:
+        if not (output or run.complete or run in own):
+            say(
+                f"note: the run of this command in {shown(run.folder)} is not resumed: it is of "
+                "0.1.0, copied, or not this user's (another key)"
+            )
+    newest = max(own, key=lambda run: (run.folder / RECORD).stat().st_mtime_ns, default=None)
     if newest is None or newest.complete:
         return None
-    return dataclasses.replace(newest, data=_data(newest.folder, output))
+    return newest.replace(data=data_of(output or newest.folder.parent))
 
 
 def read_local_run(folder: Path) -> LocalRun | None:
-    """Return the run that a folder records; None for any other folder."""
+    """Return the run that a folder records, of whatever user; None for any other folder."""
     try:
-        fields = json.loads((folder / RECORD).read_text())
-        if fields.pop("format") != _FORMAT:
-            return None
-        steps = tuple(LocalStep(**step) for step in fields.pop("steps", ()))
-        deletes = tuple(fields.pop("deletes"))
-        run = LocalRun(**{**fields, "folder": folder, "steps": steps, "deletes": deletes})
-        return dataclasses.replace(run, state=run.state or ("SUCCEEDED" if run.complete else ""))
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+        fields = mapping_in(read_below(folder, RECORD, _LARGEST))
+        fields |= {"format": fields.get("format", ""), "folder": folder, "data": Path()}
+        return LocalRun.model_validate(fields)
+    except (OSError, ValueError, InputError):
         return None
 
 
-def _data(folder: Path, output: Path | None) -> Path:
-    return folder / DATA if output else folder.parent / DATA
+def data_of(base: Path) -> Path:
+    """Return the folder of the dataset versions below one of a run, or of `RUNS`.
+
+    Only this user's key gives its name, so nothing that others put there is taken for a version.
+    """
+    return base / DATA / ownership.seal(base, DATA)[:_NAME]
 
 
 def begin(run: LocalRun, output: Path | None, name: str, replace: bool = False) -> LocalRun:
@@ -141,7 +173,8 @@ def begin(run: LocalRun, output: Path | None, name: str, replace: bool = False) 
     base = RUNS.resolve()
     with writing(output or base, "choose another folder with --output"):
         if output is None:
-            (base / DATA).mkdir(parents=True, exist_ok=True)
+            base.mkdir(parents=True, exist_ok=True)
+            ownership.mark(base)
             folder = _new_folder(base, name)
         else:
             folder = output
@@ -149,7 +182,8 @@ def begin(run: LocalRun, output: Path | None, name: str, replace: bool = False) 
             _check_free(folder, replace)
         with locked(folder):
             shutil.rmtree(folder / "work", ignore_errors=True)
-            run = dataclasses.replace(run, folder=folder, data=_data(folder, output))
+            ownership.mark(folder)
+            run = run.replace(folder=folder, data=data_of(output or base))
             run.write()
     return run
 
@@ -167,14 +201,16 @@ def _new_folder(base: Path, name: str) -> Path:
 
 def _check_free(folder: Path, replace: bool) -> None:
     """Raise InputError if a folder has something that a new run would delete, and not its own."""
-    earlier, names = read_local_run(folder), {path.name for path in folder.iterdir()} - {LOCK}
-    foreign = names if earlier is None else names & {*DELETED} - {*earlier.deletes}
+    foreign = {path.name for path in folder.iterdir()} - {LOCK, ownership.MARK}
+    earlier = read_local_run(folder)
+    if earlier and earlier.is_own():
+        foreign &= {*DELETED} - {*earlier.deletes}
     if foreign:
         raise InputError(
-            f"{folder} holds {min(foreign)}, which is not of a run and might be deleted; "
-            "name a new or an empty folder with --output"
+            f"{folder} holds {min(foreign)}, which is not of a run of this user and this version, "
+            "and might be deleted; name a new or an empty folder with --output"
         )
-    has_model = (folder / "bundle").is_dir() or LocalRun("", {}, folder=folder).trainings()
+    has_model = (folder / "bundle").is_dir() or LocalRun(identity="", folder=folder).trainings()
     if has_model and not replace:
         raise InputError(
             f"{folder} holds the model of an earlier run; name a new folder with --output, or "
@@ -185,7 +221,7 @@ def _check_free(folder: Path, replace: bool) -> None:
 def link_latest(run: LocalRun) -> None:
     """Let `latest`, next to a run below `RUNS`, lead to it."""
     link = run.folder.parent / LATEST
-    if run.data.parent != run.folder.parent:
+    if run.data.parents[1] != run.folder.parent:
         return
     with contextlib.suppress(OSError):  # a file system without links
         aside = link.with_name(f".{run.seed}")

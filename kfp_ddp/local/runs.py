@@ -1,10 +1,9 @@
 """Run pipelines on this machine: a training on photographs, or any compiled pipeline."""
 
 import contextlib
-import dataclasses
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,14 +93,6 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     surveyed, computer = survey.survey(source, arguments), this_machine()
     options = arguments.get("sync", {})
     exclude = [*options.get("exclude", ()), *surveyed.excluded]
-    if interrupted and (at := interrupted.progress()):
-        where = shown(interrupted.folder)
-        if _is_unchanged(interrupted, exclude):
-            say(f"resuming at {at} in {where}; --fresh starts over")
-            click.echo()
-            return interrupted.folder, engine.run(interrupted, started)
-        say(f"the images have changed since the run in {where} stopped at {at}")
-        interrupted = None
     photographs = surveyed.photographs
     pretrained = arguments.get("pretrained", "auto")
     requested = _with_network(arguments, pretrained) if is_path(pretrained) else arguments
@@ -112,18 +103,27 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     checked = check_arguments(form.pipeline, everything)
     if checked and not checked.config.script:
         _check_network(checked.config, photographs, choice.ranks)
-    everything["sync"] = {**everything.get("sync", {}), "exclude": exclude}
+    everything["sync"] = _sync_settings({**everything.get("sync", {}), "exclude": exclude})
     if checked and command.check:
-        _check_as_steps(checked, (output or folder.RUNS.resolve()) / folder.DATA, exclude)
+        _check_as_steps(checked, folder.data_of(output or folder.RUNS.resolve()), exclude)
     environment = {
         "OMP_NUM_THREADS": str(machine.threads(choice.ranks)),
         NOTES_VARIABLE: "\n".join((*photographs.notes, ";".join(surveyed.left_out))),
     }
+    settings = folder.identity_of(arguments=everything)
+    if interrupted and (at := interrupted.progress()):
+        where = shown(interrupted.folder)
+        if interrupted.settings == settings and _is_unchanged(interrupted, everything):
+            say(f"resuming at {at} in {where}; --fresh starts over")
+            click.echo()
+            return interrupted.folder, engine.run(interrupted, started, everything, environment)
+        say(f"the images or their settings have changed since the run in {where} stopped at {at}")
+        interrupted = None
     if interrupted:  # without a checkpoint, so images may have changed
         say(f"resuming at the start in {shown(interrupted.folder)}; --fresh starts over")
-        run = dataclasses.replace(interrupted, arguments=everything, environment=environment)
+        run = interrupted.replace(settings=settings)
     elif not command.check:
-        new = folder.LocalRun(identity, everything, environment)
+        new = folder.LocalRun(identity=identity, settings=settings)
         run = folder.begin(new, output, name, replace)
     say(f"{photographs}; {computer}: {_title(choice)}")
     if choice.why:
@@ -138,7 +138,7 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
         given = {key: value for key, value in choice.arguments.items() if value not in ("", {})}
         about = {"train": photographs.train, "val": photographs.val, "broken": surveyed.broken}
         return Path(), {**about, "notes": photographs.notes, "settings": given}
-    return run.folder, engine.run(run, started, known=photographs.notes)
+    return run.folder, engine.run(run, started, everything, environment, photographs.notes)
 
 
 def _check(arguments: dict[str, Any], ranks: int, source: str, target: Path) -> None:
@@ -205,10 +205,17 @@ def _check_network(config: TrainConfig, photographs: Photographs, ranks: int) ->
     check_network(config.model_copy(update=known), classes)
 
 
-def _is_unchanged(run: folder.LocalRun, exclude: list[str]) -> bool:
+def _sync_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the sync: sizes and times of the files are compared, not names alone.
+
+    Versions share unchanged files, so a program that changes one in place changes all.
+    """
+    return {"verify": "quick", **given}
+
+
+def _is_unchanged(run: folder.LocalRun, arguments: Mapping[str, Any]) -> bool:
     """Return whether the source, without what is excluded now, is what a run was trained on."""
-    arguments = run.arguments
-    options = {**arguments.get("sync", {}), "exclude": exclude, "dry_run": True}
+    options = {**arguments["sync"], "dry_run": True}
     digest = sync(arguments["source"], run.data, options_of("", options)).digest
     return digest.startswith(run.version())
 
@@ -245,6 +252,8 @@ def run(compiled: Path, command: Command) -> tuple[Path, dict[str, Any]]:
     if twice := [name for name in fixed if name in requested]:
         raise InputError(f"{twice[0]} cannot be set: with --local it is {fixed[twice[0]]}")
     arguments = {**requested, **fixed}
+    if form.subjects and "sync" in form.parameters:
+        arguments["sync"] = _sync_settings(arguments.get("sync", {}))
     form.check_complete(arguments)
     check_arguments(pipeline, arguments)
     text, output = compiled.read_text(encoding="utf-8"), command.output and command.output.resolve()
@@ -253,14 +262,14 @@ def run(compiled: Path, command: Command) -> tuple[Path, dict[str, Any]]:
     if one is not None and not command.fresh and not engine.LOOP.search(text):
         say(f"resuming at {one.progress() or 'the start'}; --fresh starts over")
     else:
-        new, name = folder.LocalRun(identity, arguments), command.source or pipeline.name
+        name = named_after(command.source or pipeline.name)
         replace = command.replace or (command.fresh and one is not None)
-        one = folder.begin(new, output, named_after(name), replace)
+        one = folder.begin(folder.LocalRun(identity=identity), output, name, replace)
     click.echo(f"{pipeline.name} on this machine\n")
-    one = engine.execute(one, one.arguments, compiled, describe_step if form.subjects else _outputs)
+    one = engine.execute(one, arguments, compiled, describe_step if form.subjects else _outputs)
     seconds = round(time.monotonic() - started, 1)
     summary = {"pipeline": pipeline.name, "seconds": seconds, **report(one.folder)}
-    dataclasses.replace(one, complete=True).write()
+    one.replace(complete=True).write()
     return one.folder, summary
 
 

@@ -138,9 +138,9 @@ def list_versions(where: Store, name: str = "") -> dict[str, list[str]]:
     marks: dict[str, set[tuple[str, str]]] = {SUCCESS: set(), DELETING: set()}
     for path, _ in where.list(f"{name}/" if name else ""):
         parts = path.split("/")
-        if len(parts) == 3 and parts[2] in marks and re.fullmatch(_VERSION, parts[1]):
-            if not reason_invalid(parts[0]):
-                marks[parts[2]].add((parts[0], parts[1]))
+        marked = len(parts) == 3 and parts[2] in marks and re.fullmatch(_VERSION, parts[1])
+        if marked and not reason_invalid(parts[0]):
+            marks[parts[2]].add((parts[0], parts[1]))
     versions: dict[str, list[str]] = {}
     for model, version in sorted(marks[SUCCESS] - marks[DELETING]):
         versions.setdefault(model, []).append(version)

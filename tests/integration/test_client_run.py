@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from kfp_ddp.client import follow
+from kfp_ddp.core import config
 from kfp_ddp.core.errors import ServerError
 from kfp_ddp.core.images import PUBLIC, REGISTRY, Images
 from kfp_ddp.export.publish import Lineage
@@ -54,8 +55,7 @@ def test_a_source_is_trained_on_with_what_was_set(kfp_server: KfpServer) -> None
 
 
 def test_options_override_the_file_and_that_the_configuration() -> None:
-    Path("kfp-ddp.yaml").write_text("destination: gs://once/models\n")
-    call("config", "trust")
+    config.file().write_text("destination: gs://once/models\n")
     Path("file.yaml").write_text("source: gs://x\ngpus_per_node: 8\ndestination: gs://file/models")
 
     def sent(*words: str) -> Any:
@@ -70,8 +70,7 @@ def test_options_override_the_file_and_that_the_configuration() -> None:
 
 
 def test_images_come_from_the_configured_registry(kfp_server: KfpServer) -> None:
-    Path("kfp-ddp.yaml").write_text("registry: registry.example.com/ml\nexperiment: flowers\n")
-    call("config", "trust")
+    config.file().write_text("registry: registry.example.com/ml\nexperiment: flowers\n")
     first = call("run", FLOWERS)
     text = json.dumps(_sent(kfp_server))
     assert "registry.example.com/ml/launcher:" in text

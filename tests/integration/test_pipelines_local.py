@@ -303,5 +303,6 @@ def test_same_command_resumes(home: Path) -> None:
     assert json.loads(done.stdout)["bundle"] == str(run / "bundle")
     assert (run.parent / "latest").resolve() == run
     assert left_in(home) == set()
-    assert not list(run.parent.glob("data/versions/*/bark/*.ogg"))
-    assert {path.name for path in run.parent.iterdir()} == {"photos", "data", "latest"}
+    assert not list(run.parent.glob("data/*/versions/*/bark/*.ogg"))
+    expected = {"photos", "data", "latest", ".kfp-ddp"}
+    assert {path.name for path in run.parent.iterdir()} == expected

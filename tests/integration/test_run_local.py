@@ -38,7 +38,7 @@ def ran(photos: Path) -> "subprocess.CompletedProcess[str]":
     """
     program = [sys.executable, "-m", "kfp_ddp", "run", photos.name, "--local"]
     options = ["--ranks", "1", "--output", "result", "--json"]
-    begin(LocalRun("", {}), photos.parent / "result", "")
+    begin(LocalRun(identity=""), photos.parent / "result", "")
     for name in ("pipeline.log", "labels_to_check.csv", "labels_to_check-1.csv"):
         (photos.parent / "result" / name).write_text(f"{name} of an earlier run")
     exports = (f"destination={photos.parent / 'models'}", "champion=last")

@@ -64,8 +64,8 @@ def test_pipelines_of_a_file_are_compiled_to_its_folder(own: Path) -> None:
 
 
 def test_images_of_a_registry(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "kfp-ddp.yaml").write_text("registry: registry.example.com/ml\n")
-    output("config", "trust")
+    settings = write(tmp_path / "settings.yaml", "registry: registry.example.com/ml\n")
+    monkeypatch.setenv("KFP_DDP_CONFIG", str(settings))
     output("compile", own, "--directory", tmp_path)
     assert images(tmp_path / "flowers.yaml") == {
         "exec-say": "python:3.11",

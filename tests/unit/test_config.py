@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from kfp_ddp.core.config import FIELDS, FREE, chosen, resolved, untrusted
+from kfp_ddp.core.config import FIELDS, chosen, resolved
 from kfp_ddp.training.model.torchvision_weights import cached
-from tests.commands import call, output, refused
+from tests.commands import call, refused
 from tests.files import write
 
 
 @pytest.fixture(autouse=True)
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """The files of the folder and of the person, neither there yet."""
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's file, which does not exist yet; the current folder is another one."""
     for name, field in FIELDS.items():
         monkeypatch.delenv(f"KFP_DDP_{name.upper()}", raising=False)
         monkeypatch.delenv(field.metadata.get("variable", "KFP_DDP_NONE"), raising=False)
@@ -22,35 +22,60 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     (home / "kfp-ddp").mkdir(parents=True)
     monkeypatch.chdir(here)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
-    return {"here": here / "kfp-ddp.yaml", "home": home / "kfp-ddp" / "config.yaml"}
+    return home / "kfp-ddp" / "config.yaml"
 
 
 def show(*words: str) -> Result:
     return call("config", "show", *words)
 
 
-def test_init_writes_settings_once(files: dict[str, Path]) -> None:
-    words = ["init", "--host", "https://kfp.example.com", "--registry", "registry.example.com/ml"]
-    output(*words)  # trusts what it writes
-    expected = {"registry": "registry.example.com/ml", "destination": ""}
-    assert chosen("registry", "destination") == expected
-    text = files["here"].read_text()
-    refused(*words)
-    assert files["here"].read_text() == text
-
-
-def test_precedence_of_origins(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    files["home"].write_text("host: http://home\nexperiment: home\nnamespace: home\nui: home\n")
-    files["here"].write_text("host: http://here\nexperiment: here\nnamespace: here\n")
+def test_precedence_of_origins(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("host: http://home\nexperiment: home\nui: home\n")
     monkeypatch.setenv("KFP_DDP_HOST", "http://variable")
     monkeypatch.setenv("KFP_DDP_EXPERIMENT", "variable")
     values = {n: o.value for n, o in resolved({"host": "http://flag", "experiment": None}).items()}
-    expected = {"host": "http://flag", "experiment": "variable", "namespace": "here", "ui": "home"}
+    expected = {"host": "http://flag", "experiment": "variable", "ui": "home"}
     assert values.items() >= {**expected, "kfp_namespace": "kubeflow"}.items()
     monkeypatch.setenv("KF_PIPELINES_ENDPOINT", "http://kfp")  # a variable of kfp itself
     assert resolved()["host"].value == "http://variable"
     monkeypatch.delenv("KFP_DDP_HOST")
     assert resolved()["host"].value == "http://kfp"
+
+
+def test_a_variable_names_another_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("host: http://home\nui: home\n")
+    other = write(file.with_name("other.yaml"), "host: http://other\n")
+    monkeypatch.setenv("KFP_DDP_CONFIG", str(other))
+    assert chosen("host", "ui") == {"host": "http://other", "ui": ""}
+    assert resolved()["host"].origin == str(other)
+    other.unlink()
+    assert "KFP_DDP_CONFIG names" in refused("config", "show")
+
+
+@pytest.mark.parametrize("config_home", ["", ".", "~"])
+def test_no_file_of_the_current_folder_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config_home: str
+) -> None:
+    places = ("", "kfp-ddp/", "~/.config/kfp-ddp/", "~/kfp-ddp/", ".config/kfp-ddp/")
+    for place in places:
+        for name in ("kfp-ddp.yaml", "config.yaml"):
+            write(tmp_path / "here" / place / name, "host: http://theirs\ndestination: theirs\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", config_home)
+    for home in ("", ".", "~", None):
+        if home is None:
+            monkeypatch.delenv("HOME")
+            monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)  # of a pod: without an entry
+        else:
+            monkeypatch.setenv("HOME", home)
+        assert {one.origin for one in resolved().values()} == {"default"}
+
+
+def test_a_file_that_0_1_0_read_is_named(file: Path) -> None:
+    Path("kfp-ddp.yaml").write_text("host: http://theirs\n")
+    words = ("models", "--destination", "nowhere")
+    assert str(file) in call(*words).stderr
+    Path("kfp-ddp.yaml").unlink()
+    assert str(file) not in call(*words).stderr
 
 
 def test_a_user_without_a_home_has_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,11 +86,11 @@ def test_a_user_without_a_home_has_defaults(monkeypatch: pytest.MonkeyPatch) -> 
     assert not cached("weights.pth").is_file()
 
 
-def test_show_names_the_origins(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    files["here"].write_text("port_forward: true\n")
+def test_show_names_the_origins(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("port_forward: true\n")
     monkeypatch.setenv("KFP_DDP_TIMEOUT", "5")
     lines = {line.split()[0]: line for line in show("--origin").stdout.splitlines()}
-    assert lines["port_forward"].split()[1:] == ["true", "(kfp-ddp.yaml)"]
+    assert lines["port_forward"].split()[1:] == ["true", f"({file})"]
     assert lines["timeout"].split()[1:] == ["5.0", "(KFP_DDP_TIMEOUT)"]
     assert lines["kfp_namespace"].split()[1:] == ["kubeflow", "(default)"]
     assert len({line.index("(") for line in lines.values()}) == 1, "in a column of their own"
@@ -73,37 +98,6 @@ def test_show_names_the_origins(files: dict[str, Path], monkeypatch: pytest.Monk
         "value": 5.0,
         "origin": "KFP_DDP_TIMEOUT",
     }
-
-
-@pytest.mark.parametrize("name", sorted(FIELDS))
-def test_the_file_of_a_folder_chooses_only_what_sends_nothing_elsewhere(
-    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    value = {"port_forward": "true", "timeout": "7.0"}.get(name, "theirs")
-    files["here"].write_text(f"{name}: {value}\n")
-    assert bool(untrusted([name])) == (name not in FREE)
-    assert bool(untrusted(FIELDS)) == (name not in FREE)
-    assert not untrusted(FIELDS.keys() - {name})
-    files["home"].write_text(f"{name}: {value}\n")
-    assert not untrusted([name]), "the user's own settings have this value"
-    files["home"].write_text("")
-    monkeypatch.setenv(f"KFP_DDP_{name.upper()}", "false" if name == "port_forward" else "9")
-    assert not untrusted([name]), "the file has no effect"
-
-
-def test_a_folder_is_trusted_until_its_file_changes(files: dict[str, Path], tmp_path: Path) -> None:
-    files["here"].write_text(f"model_registry: http://x\ndestination: {tmp_path}\nhost: http://x\n")
-    assert "kfp-ddp config trust" in refused("rollback", "flowers")
-    assert "kfp-ddp config trust" in refused("runs")
-    assert "contains no run" in refused("describe", ".")  # sends nothing
-    output("config", "trust")
-    assert "there is no model" in refused("rollback", "flowers")
-    files["here"].write_text(f"model_registry: http://y\ndestination: {tmp_path}\n")
-    assert "kfp-ddp config trust" in refused("rollback", "flowers")
-    output("config", "trust")
-    os.chdir(write(tmp_path / "other/kfp-ddp.yaml", files["here"].read_bytes()).parent)
-    # Another folder with an equal file.
-    assert "kfp-ddp config trust" in refused("rollback", "flowers")
 
 
 def test_show_prints_no_secret_and_names_a_wrong_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,24 +122,24 @@ ALIASES = "host:\n- &a0 [x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("hots: http://x\n", "kfp-ddp.yaml: there is no setting 'hots'; did you mean 'host'?"),
-        ("timeout: soon\n", "kfp-ddp.yaml: timeout='soon' should be a number"),
-        ("timeout: 0\n", "kfp-ddp.yaml: timeout=0 should be more than 0"),
-        ("host: [a]\n", "kfp-ddp.yaml: host=['a'] should be text"),
-        (ALIASES, "kfp-ddp.yaml: host=[["),
-        ("#" * 2_000_000, "kfp-ddp.yaml has more than 1,048,576 bytes"),
-        ("- a\n", "kfp-ddp.yaml needs lines such as host: https://kubeflow.example.com"),
-        ("a: b: c\n", "kfp-ddp.yaml is not YAML: mapping values are not allowed"),
+        ("hots: http://x\n", "config.yaml: there is no setting 'hots'; did you mean 'host'?"),
+        ("timeout: soon\n", "config.yaml: timeout='soon' should be a number"),
+        ("timeout: 0\n", "config.yaml: timeout=0 should be more than 0"),
+        ("host: [a]\n", "config.yaml: host=['a'] should be text"),
+        (ALIASES, "config.yaml: host=[["),
+        ("#" * 2_000_000, "config.yaml has more than 1,048,576 bytes"),
+        ("- a\n", "config.yaml needs lines such as host: https://kubeflow.example.com"),
+        ("a: b: c\n", "config.yaml is not YAML: mapping values are not allowed"),
     ],
 )
-def test_a_file_that_cannot_be_used(files: dict[str, Path], text: str, told: str) -> None:
-    files["here"].write_text(text)
+def test_a_file_that_cannot_be_used(file: Path, text: str, told: str) -> None:
+    file.write_text(text)
     line = str(show().exception)
-    assert told in line[:200]
+    assert told in line
     assert "\n" not in line
     assert len(line) < 5000
 
 
-def test_a_pipe_is_not_waited_for(files: dict[str, Path]) -> None:
-    os.mkfifo(files["here"])
-    assert str(show().exception) == "cannot read kfp-ddp.yaml: not a plain file"
+def test_a_pipe_is_not_waited_for(file: Path) -> None:
+    os.mkfifo(file)
+    assert str(show().exception) == f"cannot read {file}: not a plain file"

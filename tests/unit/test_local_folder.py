@@ -1,26 +1,28 @@
 """Local runs: their folder, their output, and the survey of photographs before one."""
 
-import dataclasses
 import io
+import itertools
 import json
 import os
 import shutil
 import socket
 import tempfile
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from PIL import Image
 
+from kfp_ddp.cli import run as cli_run
 from kfp_ddp.client import follow
 from kfp_ddp.client.run_info import local_run
-from kfp_ddp.core.errors import InputError, JobError, StorageError
+from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, StorageError
 from kfp_ddp.local import demo, engine, results, runs
 from kfp_ddp.local.folder import LocalRun, begin, link_latest, locked, unfinished
 from kfp_ddp.local.results import CLEAR_LINE, Phase
 from kfp_ddp.local.survey import resolve_source, survey
-from tests import run_output
-from tests.commands import call
+from tests import photographs, run_output
+from tests.commands import call, refused
 from tests.files import write
 from tests.run_output import Terminal
 
@@ -30,28 +32,35 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def to_resume(output: Path | None, identity: str) -> LocalRun | None:
+    """Return the run that a command resumes, as `begin` returned it."""
+    earlier = unfinished(output, identity)
+    return earlier and earlier.replace(seal="")
+
+
 def complete(run: LocalRun) -> None:
-    dataclasses.replace(run, complete=True).write()
+    run.replace(complete=True).write()
 
 
 def test_each_command_has_a_folder_until_it_is_complete(tmp_path: Path) -> None:
-    first = begin(LocalRun("a", {"epochs": 3}), None, "photos")
-    other = begin(LocalRun("b", {}), None, "photos")
+    first = begin(LocalRun(identity="a"), None, "photos")
+    other = begin(LocalRun(identity="b"), None, "photos")
     assert (first.folder.name, other.folder.name) == ("photos", "photos-2")
-    assert first.data == other.data == tmp_path / "run-output" / "data"
-    assert unfinished(None, "a") == first
+    assert first.data == other.data
+    assert first.data.parent == tmp_path / "run-output" / "data"
+    assert to_resume(None, "a") == first
     complete(first)
     assert unfinished(None, "a") is None
-    stopped, fresh = (begin(LocalRun("f", {}), None, "photos") for _ in range(2))
+    stopped, fresh = (begin(LocalRun(identity="f"), None, "photos") for _ in range(2))
     for at, run in enumerate((stopped, fresh)):
         os.utime(run.folder / "run.json", (at, at))
-    assert unfinished(None, "f") == fresh
+    assert to_resume(None, "f") == fresh
     complete(fresh)
     assert unfinished(None, "f") is None, "not the one that --fresh left"
     link_latest(other)
     link_latest(first)
     assert (tmp_path / "run-output" / "latest").resolve() == first.folder
-    assert begin(LocalRun("c", {}), None, "latest").folder.name == "latest-2"
+    assert begin(LocalRun(identity="c"), None, "latest").folder.name == "latest-2"
 
 
 @pytest.mark.parametrize("levels", [1, 40])
@@ -76,13 +85,13 @@ def test_model_in_the_named_folder_is_only_replaced_on_request(tmp_path: Path) -
     with pytest.raises(InputError, match="no demo"):
         demo.run(folder, 1, {})
     with pytest.raises(InputError, match="--replace"):
-        begin(LocalRun("a", {}), folder, "")
+        begin(LocalRun(identity="a"), folder, "")
     assert list(folder.glob("work/*/train"))
-    run = begin(LocalRun("a", {}), folder, "", replace=True)
-    assert (run.folder, run.data) == (folder, folder / "data")
+    run = begin(LocalRun(identity="a"), folder, "", replace=True)
+    assert (run.folder, run.data.parent) == (folder, folder / "data")
     assert not (folder / "work").exists()
-    assert unfinished(folder, "a") == run
-    assert begin(LocalRun("b", {}), folder, "").seed != run.seed
+    assert to_resume(folder, "a") == run
+    assert begin(LocalRun(identity="b"), folder, "").seed != run.seed
 
 
 FOREIGN = {
@@ -100,7 +109,7 @@ def test_a_folder_without_our_record_is_not_touched(tmp_path: Path, files: dict[
     for name, text in mine.items():
         write(folder / name, text)
     with pytest.raises(InputError, match="--output"):
-        begin(LocalRun("a", {}), folder, "", True)
+        begin(LocalRun(identity="a"), folder, "", True)
     with pytest.raises(InputError, match="--output"):
         demo.run(folder, 1, {})
     left = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.*")}
@@ -108,22 +117,22 @@ def test_a_folder_without_our_record_is_not_touched(tmp_path: Path, files: dict[
 
 
 def test_what_a_run_did_not_create_is_not_deleted_by_the_next(tmp_path: Path) -> None:
-    run = begin(LocalRun("a", {}, deletes=("work", "artifacts")), tmp_path / "mine", "")
+    run = begin(LocalRun(identity="a", deletes=("work", "artifacts")), tmp_path / "mine", "")
     (run.folder / "cache").mkdir()
     with pytest.raises(InputError, match="holds cache"):
-        begin(LocalRun("b", {}), run.folder, "")
+        begin(LocalRun(identity="b"), run.folder, "")
 
 
 def test_running_command_is_refused_and_keeps_its_cache(tmp_path: Path) -> None:
-    run = begin(LocalRun("a", {}), None, "photos")
+    run = begin(LocalRun(identity="a"), None, "photos")
     (run.folder / "cache").mkdir()
     with locked(run.folder), pytest.raises(InputError, match="is running in"):
-        engine.run(run, 0.0)
+        engine.run(run, 0.0, {}, {})
     assert (run.folder / "cache").is_dir()
     (run.folder / ".lock").unlink()
     (run.folder / ".lock").mkdir()  # as a folder that is read-only now
     with pytest.raises(StorageError, match="--output"):
-        engine.run(run, 0.0)
+        engine.run(run, 0.0, {}, {})
 
 
 def test_status_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +147,7 @@ def test_status_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     followed = call("status", "latest", "--follow")
     assert isinstance(followed.exception, JobError)
     assert "mine" in str(followed.exception)
-    stopped = begin(LocalRun("a", {}), None, "photos").folder
+    stopped = begin(LocalRun(identity="a"), None, "photos").folder
     assert local_run(stopped).state == "UNFINISHED"
     with locked(stopped):
         assert local_run(stopped).state == "RUNNING"
@@ -153,6 +162,166 @@ def test_status_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for other in (stopped, tmp_path):
         with pytest.raises(InputError, match="contains no run"):
             local_run(other)
+
+
+class Begun(NamedTuple):
+    """What a command would run."""
+
+    run: LocalRun
+    arguments: dict[str, Any]
+    environment: dict[str, str]
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Begun]:
+    """The runs that commands begin, each of which stops at once."""
+    runs_begun = list[Begun]()
+
+    def execute(
+        run: LocalRun,
+        arguments: dict[str, Any],
+        compiled: Path,
+        detail: object,
+        environment: dict[str, str] | None = None,
+        known: object = (),
+    ) -> LocalRun:
+        runs_begun.append(Begun(run, arguments, environment or {}))
+        raise JobError("stopped")
+
+    monkeypatch.setattr(engine, "execute", execute)
+    return runs_begun
+
+
+COMMANDS = {
+    "train": ["run", "photos", "--local", "--set", "pretrained=false"],
+    "sweep": ["run", "photos", "--local", "--pipeline", "sweep"],
+    "demo": ["demo"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("place", ["default", "--output"])
+def test_a_record_of_somebody_else_is_not_resumed(
+    command: str, place: str, tmp_path: Path, begun: list[Begun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photographs.write(tmp_path / "photos", each=12)
+    words = COMMANDS[command] + (["--output", "mine"] if place == "--output" else [])
+    with monkeypatch.context() as other:
+        other.setenv("XDG_CONFIG_HOME", str(tmp_path / "theirs"))
+        call(*words)
+        call(*words)
+    first, second = begun
+    assert (first.run.folder, first.run.seed) == (second.run.folder, second.run.seed)
+    kept = (first.run.folder / "run.json").read_text()
+    answer = call(*words)
+    assert (first.run.folder / "run.json").read_text() == kept
+    if place == "default" and command != "demo":
+        assert begun[-1].run.folder.name == "photos-2"
+        assert not {first.run.seed, first.run.data} & {begun[-1].run.seed, begun[-1].run.data}
+        assert "run-output/photos is not resumed" in answer.stdout
+    else:
+        assert isinstance(answer.exception, InputError)
+        assert "--output" in str(answer.exception)
+        assert len(begun) == 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_resumed_run_has_only_its_place_and_seed_from_the_record(
+    command: str, tmp_path: Path, begun: list[Begun]
+) -> None:
+    photographs.write(tmp_path / "photos", each=12)
+    call(*COMMANDS[command])
+    record = begun[0].run.folder / "run.json"
+    fields = json.loads(record.read_text())
+    assert not {"arguments", "environment"} & fields.keys()
+    assert begun[0].arguments["sync"]["verify"] == "quick"
+    hostile = {
+        "arguments": {"training": {"model_code": "x"}, "destination": "/theirs"},
+        "environment": {"LD_PRELOAD": "/theirs.so", "PYTHONPATH": "/theirs"},
+        "folder": "/theirs",
+        "data": "/theirs",
+    }
+    record.write_text(json.dumps(fields | hostile))
+    call(*COMMANDS[command])
+    assert begun[1].run.replace(seal="") == begun[0].run
+    assert begun[1].arguments == begun[0].arguments
+    assert begun[1].environment.keys() == begun[0].environment.keys()
+    assert "LD_PRELOAD" not in begun[1].environment
+    record.write_text(json.dumps(fields | {"deletes": ["work", "photos"]}))
+    call(*COMMANDS[command])
+    assert [one.run.folder for one in begun[2:]] != [begun[0].run.folder]
+
+
+@pytest.mark.parametrize("pipeline", ["train_resnet", "sweep"])
+def test_an_option_has_an_effect_or_is_refused(
+    pipeline: str, tmp_path: Path, begun: list[Begun]
+) -> None:
+    photographs.write(tmp_path / "photos", each=12)
+    words = ["run", "photos", "--local", "--pipeline", pipeline, "--set", "pretrained=false"]
+    for option in cli_run.run.params:
+        if option.name in (*cli_run.EVERYWHERE, *cli_run.LOCAL_ONLY):
+            continue
+        values = [] if option.is_flag else ["1"]  # type: ignore[attr-defined]
+        assert "leave it out with --local" in refused(*words, option.opts[0], *values)
+    assert begun == []
+    models = str(tmp_path / "models")
+    stopped = call(*words, "--destination", models).exception
+    assert isinstance(stopped, JobError), stopped
+    assert begun[0].arguments["destination"] == models
+    for name in cli_run.LOCAL_ONLY:
+        values = ["1"] if name in ("output", "ranks") else []
+        assert "with --local" in refused("run", "gs://bucket/x", f"--{name}", *values)
+
+
+def test_a_run_of_0_1_0_is_shown_and_not_resumed(tmp_path: Path) -> None:
+    fields = {"format": "kfp-ddp local run 1", "identity": "a", "arguments": {}, "complete": False}
+    old = write(tmp_path / "run-output/old/run.json", json.dumps({**fields, "deletes": ["work"]}))
+    assert local_run(old.parent).state == "UNFINISHED"
+    assert unfinished(None, "a") is None
+    assert begin(LocalRun(identity="a"), None, "old").folder.name == "old-2"
+    write(old, json.dumps({**fields, "complete": True}))
+    assert local_run(old.parent).state == "SUCCEEDED"
+    with pytest.raises(InputError, match="--output"):
+        begin(LocalRun(identity="a"), old.parent, "", True)
+
+
+ODD: list[Any] = [
+    *(None, True, -1, 5, 1e300, float("nan"), float("inf"), -1e-300, 10**400, 2**63, 1.5),
+    *("", "5", "x" * 2000, "\ud800", "\x1b[2J<b>[red]", "../..", "\0", [], {}, [[]], {"": 0}),
+    [{"name": 5}],
+    [{"name": "\x1b]0;x", "state": "RUNNING", "start": 1e300}],
+    [{"name": "train", "state": "RUNNING", "start": 5, "end": -7}],
+]
+
+
+def test_no_record_ends_a_command_with_a_traceback(tmp_path: Path) -> None:
+    folder = run_output.make(tmp_path / "run", failed="train")
+    record = folder / "run.json"
+    fields = json.loads(record.read_text())
+    texts = ["", "null", "[" * 100_000, '{"a":' * 3000, "{}" + " " * 2_000_000, "\0", "1" * 5000]
+    texts += [json.dumps(fields | {name: odd}) for name in fields for odd in ODD]
+    texts += [json.dumps({key: fields[key] for key in fields if key != name}) for name in fields]
+    commands: list[list[object]] = [["status"], ["describe"], ["logs"], ["compare", folder]]
+    for text, words in zip(texts, itertools.cycle(commands), strict=False):
+        record.write_text(text)
+        ended = call(*words, folder).exception
+        assert isinstance(ended, KfpDdpError | SystemExit | None), (text[:200], words)
+
+
+@pytest.mark.parametrize("name", ["run.json", "pipeline.log"])
+@pytest.mark.parametrize("kind", ["zero", "pipe", "folder"])
+def test_a_file_without_an_end_is_not_read(tmp_path: Path, name: str, kind: str) -> None:
+    folder = run_output.make(tmp_path / "run", failed="train")
+    (folder / name).unlink()
+    if kind == "zero":
+        (folder / name).symlink_to("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).mkdir()
+    for words in (["status"], ["describe"], ["logs"]):
+        answer = call(*words, folder)
+        assert isinstance(answer.exception, KfpDdpError | SystemExit | None)
 
 
 def test_report_of_the_gate_is_copied_to_the_top(tmp_path: Path) -> None:
@@ -282,15 +451,15 @@ def test_classes_broken_images_and_other_files_are_counted(photos: Path) -> None
 
 
 def test_interrupted_run_takes_mended_image(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = list[LocalRun]()
-    monkeypatch.setattr(engine, "run", lambda run, *_, **known: begun.append(run))
+    begun = list[tuple[LocalRun, dict[str, Any]]]()
+    monkeypatch.setattr(engine, "run", lambda run, _, given, *more: begun.append((run, given)))
     command = runs.Command(str(photos), photos.with_name("out"), ["pretrained=false"])
     runs.train(command)
     shutil.copyfile(photos / "a" / "1.jpg", photos / "a" / "3.jpg")
     runs.train(command)
-    first, second = begun
+    (first, _), (second, _) = begun
     assert (first.folder, first.seed) == (second.folder, second.seed)
-    left_out = [set(run.arguments["sync"]["exclude"]) for run in begun]
+    left_out = [set(given["sync"]["exclude"]) for _, given in begun]
     assert left_out[0] - left_out[1] == {"/a/3.jpg"}
 
 
