@@ -75,9 +75,9 @@ UV_LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-h
 STORES := --extra azure --extra huggingface --extra s3
 lock: ## the locks again, from pyproject.toml (needs uv)
 	$(UV_LOCK) --all-extras --group dev pyproject.toml --output-file requirements.lock
-	$(UV_LOCK) --constraint requirements.lock --extra launch --extra registry --extra sign --extra sweep $(STORES) pyproject.toml --output-file images/launcher/requirements.lock
-	$(UV_LOCK) --constraint requirements.lock --extra train --extra monitor --extra mlflow --extra export --extra heif --extra parquet --extra timm $(STORES) pyproject.toml --output-file images/trainer/requirements.lock
-	$(UV_LOCK) --constraint requirements.lock --extra serve $(STORES) pyproject.toml --output-file images/server/requirements.lock
+	$(UV_LOCK) --no-emit-package kfp-server-api --constraint requirements.lock --extra launch --extra registry --extra sign --extra sweep $(STORES) pyproject.toml --output-file images/launcher/requirements.lock
+	$(UV_LOCK) --no-emit-package kfp-server-api --constraint requirements.lock --extra train --extra monitor --extra mlflow --extra export --extra heif --extra parquet --extra timm $(STORES) pyproject.toml --output-file images/trainer/requirements.lock
+	$(UV_LOCK) --no-emit-package kfp-server-api --constraint requirements.lock --extra serve $(STORES) pyproject.toml --output-file images/server/requirements.lock
 	echo hatchling | $(UV_LOCK) --constraint requirements.lock - --output-file images/wheel/requirements.lock
 
 release-dry-run: $(INSTALLED) ## all of a release that needs no network, in dist/release
