@@ -18,7 +18,7 @@ from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.polling import poll
 from kfp_ddp.core.settings import hint
 from kfp_ddp.core.text import one_line
-from kfp_ddp.jobs.source import archive, config_map, map_name
+from kfp_ddp.jobs.source import config_map, has_source, map_name
 from kfp_ddp.k8s.api import Api, ApiError, Object, Refused
 from kfp_ddp.k8s.objects import QUANTITY, condition
 from kfp_ddp.k8s.pods import waiting_reason
@@ -32,9 +32,8 @@ OWNERS = {"root": "chown.yaml", "group": "fsgroup.yaml"}
 
 State = Literal["made", "changed", "unchanged", "left", "refused"]
 DRY_RUN = {"dryRun": "All"}
-PARTS = ("rules", "roleRef", "subjects", "spec")
+PARTS = ("rules", "roleRef", "subjects", "spec", "data", "binaryData")
 """Parts of an object that are compared and changed."""
-DATA = ("data", "binaryData")
 IMMUTABLE = ("PersistentVolumeClaim", "Job")
 """Kinds of which an existing object is not changed."""
 # Drivers whose volumes only one node can mount, in any access mode.
@@ -101,7 +100,7 @@ def manifests(target: Installation) -> list[Object]:
             spec["egress"].append({"ports": [{"port": port} for port in target.egress_ports]})
     objects.sort(key=lambda one: one["kind"].endswith("Binding"))
     if target.source:
-        source = config_map(archive(), map_name(), target.pip_index_url, target.pip_proxy)
+        source = config_map(map_name(), target.pip_index_url, target.pip_proxy)
         objects.insert(0, into(source, target.namespace))
     return [*claims(target), *objects]
 
@@ -148,8 +147,10 @@ def index(target: Installation) -> Object:
     """Return the job that tries whether pods of public images reach the package index."""
     (job,) = read(DEPLOY / "source" / "index.yaml")
     pod = job["spec"]["template"]["spec"]
-    pod["volumes"][0]["configMap"]["name"] = map_name()
-    pod["containers"][0]["image"] = target.image
+    (container,) = pod["containers"]
+    container["image"] = target.image
+    for variable in container["env"]:
+        variable["valueFrom"]["configMapKeyRef"]["name"] = map_name()
     return into(job, target.namespace)
 
 
@@ -248,23 +249,25 @@ def _put(api: Api, target: Object, new: set[tuple[str, str]], *, dry_run: bool) 
             return Done(kind, name, "made")
         if kind in IMMUTABLE:
             return Done(kind, name, "left", _describe(existing))
-        if kind == "ConfigMap" and any(existing.get(part) != target[part] for part in DATA):
-            if not dry_run:  # pods that run have it already
-                api.delete(resource, name)
-                api.create(resource, target)
-            return Done(kind, name, "changed")
         change = {part: target[part] for part in PARTS if part in target}
         after = api.patch(resource, name, change, query=DRY_RUN)
         if all(after.get(part) == existing.get(part) for part in PARTS):
             return Done(kind, name, "unchanged")
         if not dry_run:
             api.patch(resource, name, change)
-        return Done(kind, name, "changed")
+        return Done(kind, name, "changed", _differs(existing, target))
     except ApiError as error:
         if error.status not in (400, 403, 404, 409, 422):
             raise
         hint = "; run it with an account that may" if error.status == 403 else ""
         return Done(kind, name, "refused", one_line(error.message) + hint)
+
+
+def _differs(existing: Object, target: Object) -> str:
+    """Return what is worth a word of a change."""
+    if target["kind"] == "ConfigMap" and not has_source(existing):
+        return "it had another source than its name"
+    return ""
 
 
 def _describe(existing: Object) -> str:

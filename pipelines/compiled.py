@@ -21,7 +21,8 @@ from kfp_ddp.checks.form import choices
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.images import REGISTRY, Images
 from kfp_ddp.core.text import one_line, yaml_of
-from kfp_ddp.jobs.source import FOLDER, USER, map_name, started
+from kfp_ddp.jobs.source import USER, map_name, started
+from kfp_ddp.jobs.worker_start import FOLDER
 from kfp_ddp.pipelines import MODULES, NAMES
 from kfp_ddp.pipelines.document import SUFFIXES
 

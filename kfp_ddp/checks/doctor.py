@@ -16,7 +16,7 @@ from kfp_ddp.core.images import SETTINGS, Images
 from kfp_ddp.core.text import printable
 from kfp_ddp.jobs.identity import KFP_RUN, RUN, STEP
 from kfp_ddp.jobs.kinds import KINDS
-from kfp_ddp.jobs.source import archive, digest_of, is_of, map_name
+from kfp_ddp.jobs.source import has_source, map_name
 from kfp_ddp.k8s.api import Api, ApiError, Object, schedulable_nodes
 from kfp_ddp.k8s.objects import condition
 from kfp_ddp.k8s.resource import CONFIG_MAPS, JOBS, Resource
@@ -80,8 +80,8 @@ def public_images(cluster: CheckContext) -> list[Finding]:
         return [Finding("warn", what, error.message, "ask for the right to read ConfigMaps")]
     if source is None:
         return [Finding("warn", what, f"there is no ConfigMap {name} with our source", install)]
-    if not is_of(source, digest_of(archive())):
-        message = f"{name} holds another state of this version than your kfp-ddp"
+    if not has_source(source):
+        message = f"{name} has another source than its name: steps refuse it"
         return [Finding("warn", what, message, install)]
     if job is not None and condition(job, "Failed"):
         remedy = f"kubectl logs -n {api.namespace} job/{INDEX_JOB} shows why; --pip-index-url"

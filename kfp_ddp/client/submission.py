@@ -15,7 +15,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.images import REGISTRY, Images
 from kfp_ddp.core.secrets import check_secrets
 from kfp_ddp.core.settings import hint
-from kfp_ddp.jobs.source import archive, config_map, digest_of, is_of, map_name
+from kfp_ddp.jobs.source import config_map, has_source, map_name, renamed
 from kfp_ddp.k8s.api import Api, ApiError
 from kfp_ddp.k8s.resource import CONFIG_MAPS
 from kfp_ddp.models.weights_download import is_path
@@ -203,44 +203,46 @@ def default_name(pipeline: Document, settings: Mapping[str, Any]) -> str:
 def with_source(pipeline: Document, finder: RunFinder, settings: Mapping[str, Any]) -> Document:
     """Return a pipeline that uses the ConfigMap of this very source, and create that if needed.
 
-    `settings` are those of the images. Without a cluster to look into, or the right to, it is that
-    of the version. InputError if it is missing and may not be created.
+    `settings` are those of the images. Without a cluster to look into, it may be missing.
+    InputError if it may not be created, or has another source.
     """
     images = Images.create(settings)
     if not (images.public and {images.launcher, images.trainer} & {*pipeline.images()}):
         return pipeline
+    document = Document(*json.loads(renamed(json.dumps(pipeline), map_name())))
     try:
         api = finder.api()
     except InputError:  # no cluster is configured
-        return pipeline
-    return Document(*json.loads(json.dumps(pipeline).replace(map_name(), ensure_source(api))))
+        return document
+    ensure_source(api)
+    return document
 
 
 def ensure_source(api: Api) -> str:
     """Return the name of the namespace's ConfigMap with this source; create it if needed.
 
-    InputError if the account may not.
+    InputError if the account may not, or if it has another source.
     """
-    content = archive()
-    digest = digest_of(content)
-    for name in (map_name(), map_name(digest)):
+    name = map_name()
+    try:
+        existing = api.get(CONFIG_MAPS, name)
+    except ApiError:
+        return name  # it may be there
+    if existing is None:
+        pip = config.chosen("pip_index_url", "pip_proxy")
         try:
-            existing = api.get(CONFIG_MAPS, name)
-        except ApiError:
-            return map_name()  # it may be there
-        if existing is None:
-            pip = config.chosen("pip_index_url", "pip_proxy")
-            try:
-                api.create(CONFIG_MAPS, config_map(content, name, *pip.values()))
-            except ApiError as error:
-                raise InputError(
-                    f"the namespace lacks the ConfigMap {name} with the source for public images: "
-                    f"run kfp-ddp install -n {api.namespace} by an account that may create it; "
-                    f"{error.message}"
-                ) from error
-            return name
-        if is_of(existing, digest):
-            break
+            api.create(CONFIG_MAPS, config_map(name, *pip.values()))
+        except ApiError as error:
+            raise InputError(
+                f"the namespace lacks the ConfigMap {name} with the source for public images: "
+                f"run kfp-ddp install -n {api.namespace} by an account that may create it; "
+                f"{error.message}"
+            ) from error
+    elif not has_source(existing):
+        raise InputError(
+            f"the ConfigMap {name} has another source than its name: somebody has changed it; "
+            f"kfp-ddp install -n {api.namespace} writes this source into it"
+        )
     return name
 
 

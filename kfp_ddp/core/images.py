@@ -11,7 +11,8 @@ SETTINGS = ("images", "registry", "launcher_image", "trainer_image")
 REGISTRY = "ghcr.io/kfp-ddp"
 """Registry in the components' sources."""
 PUBLIC = {
-    "launcher": "docker.io/library/python:3.12-slim",
+    "launcher": "docker.io/library/python:3.11.16-slim-bookworm@sha256:"
+    "c425d915a89a6dcd3183b1797ad9bd8878caff5a417f6371c8df93c8ea8b727f",
     # With the torch of images/trainer/requirements.lock.
     "trainer": "docker.io/pytorch/pytorch:2.15.0-cuda13.2-cudnn9-runtime",
 }

@@ -147,7 +147,7 @@ class JobFields(Settings):
     """Packages that each pod installs before it runs, in a folder of their own, of what the image
     lacks: pins such as timm==1.0.0 or, where all have hashes, a lock."""
     pip_index_urls: tuple[Index, ...] = ()
-    """Package indexes. The first replaces pip's default; the others are searched too."""
+    """Package indexes, in place of pip's. A package is taken from the first that has its name."""
 
     nodes: int = Field(1, ge=1, le=4096)
     """Number of worker pods, in a RayJob with its head. An MPIJob has its launcher besides."""

@@ -14,17 +14,20 @@ from kfp_ddp.core.packed import ARCHIVE, pack, unpack
 from kfp_ddp.core.text import unexpanded
 from kfp_ddp.jobs import code
 from kfp_ddp.jobs.fields import JobFields
+from kfp_ddp.jobs.source import lock_of
 from kfp_ddp.jobs.task import mount_of
 from kfp_ddp.storage.kinds import open_store
 
 Job = TypeVar("Job", bound=JobFields)
 FOLDER = "/etc/kfp-ddp"
 SCRIPT, START, PACKAGES, CODE = "script.py", "start.py", "requirements.txt", "code.tar.gz"
+UV = "uv.lock"
 PROGRAM = Path(__file__).with_name("worker_start.py")
 VARIABLES = {
     SCRIPT: "KFP_DDP_SCRIPT",
     START: "KFP_DDP_START",
     PACKAGES: "KFP_DDP_PACKAGES",
+    UV: "KFP_DDP_UV",
     CODE: "KFP_DDP_CODE",
 }
 PROGRAMS = (SCRIPT, START)
@@ -45,6 +48,7 @@ def files(spec: JobFields) -> dict[str, bytes]:
         content[START] = PROGRAM.read_bytes()
     if spec.packages_to_install:
         content[PACKAGES] = "".join(f"{pin}\n" for pin in spec.packages_to_install).encode()
+        content[UV] = lock_of("uv").read_bytes()
     if spec.code.startswith(ARCHIVE):
         content[CODE] = unpack(spec.code, "code", ARCHIVE)
     return content

@@ -1,13 +1,16 @@
 """The source of this version in a ConfigMap, for pods of images without it.
 
-A step begins with `started`: an image with kfp_ddp runs the command at once. Another one installs
-the packages of its lock and the source from the mounted ConfigMap, by `worker_start.py`.
+A step begins with `started`: an image with kfp_ddp runs the command at once. Another one runs the
+start program of the mounted ConfigMap, if it has the digest that stands in the name, and so in the
+command. The program, `worker_start.py`, has the digest of the archive, and installs its lock.
 """
 
 import base64
+import functools
 import hashlib
 import lzma
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,45 +20,70 @@ import kfp_ddp
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.images import KINDS
 from kfp_ddp.core.secrets import reason
-from kfp_ddp.jobs.code import tar_of
+from kfp_ddp.jobs import worker_start
+from kfp_ddp.jobs.code import digest_of, tar_of
+from kfp_ddp.jobs.worker_start import ARCHIVE, FOLDER, IN_MAP
 from kfp_ddp.k8s.api import Object
 
 USER = 1000
 """User of the pods: public images have none but root, whom PodSecurity restricted refuses."""
-FOLDER = "/etc/kfp-ddp-src"
-START, ARCHIVE, NAME, PIP = "start.py", "source.tar.xz", "name", "pip.conf"
-"""Files of the ConfigMap."""
-DIGEST = "kfp-ddp/source"
-"""Label of the ConfigMap: the digest of the source."""
+START = "start.py"
+"""File of the ConfigMap; the others are ARCHIVE, and options of pip."""
 VARIABLE = "KFP_DDP_SOURCE"
 """Name of the ConfigMap that a step was started from; its workers are started from it, too."""
 _PACKAGE = Path(kfp_ddp.__file__).parent
 _NOT_IN_PODS = ("compiled", "deploy", "images")
+_SUFFIXES = (".css", ".html", ".jinja", ".py", ".toml", ".txt")
+_LOCKS = (*KINDS, "uv")
 _LARGEST = 1 << 20
 """Bytes of a ConfigMap."""
+_DIGITS = 32
+# KFP names the volume after the ConfigMap, and a volume's name has no dot.
+_PREFIX = f"kfp-ddp-source-{re.sub('[.+]', '-', kfp_ddp.__version__)}-"
 # Its arguments are the name of the ConfigMap, a lock, and the command. Argo holds it six times.
-_BEGIN = f"""import importlib.util as u, os, sys
-n, l, *c = sys.argv[1:]
-s = "{FOLDER}/{START}"
-if not u.find_spec("kfp_ddp"):
-  if not os.path.exists(s):
-    sys.exit(f"error: no kfp_ddp in this image, and no ConfigMap {{n}}: run kfp-ddp install")
-  c = ["python3", s, "source", n, l, *c]
-os.execvp(c[0], c)
+_BEGIN = f"""import hashlib, importlib.util as u, os, sys
+_, n, _, *c = sys.argv[1:]
+if u.find_spec("kfp_ddp"):
+  from kfp_ddp import __version__ as v
+  if v != "{kfp_ddp.__version__}":
+    sys.exit(f"error: this image has kfp_ddp {{v}}, not {kfp_ddp.__version__}: build it again")
+  os.execvp(c[0], c)
+try:
+  with open("{FOLDER}/{START}", "rb") as f:
+    b = f.read()
+except OSError:
+  sys.exit(f"error: no kfp_ddp in this image, and no ConfigMap {{n}}: run kfp-ddp install")
+if hashlib.sha256(b).hexdigest()[:{_DIGITS}] != n[-{_DIGITS}:]:
+  sys.exit(f"error: ConfigMap {{n}} has another source than its name: run kfp-ddp install")
+exec(b)
 """
 
 
-def map_name(state: str = kfp_ddp.__version__) -> str:
-    """Return the name of the ConfigMap of a version, or of a digest of a development state.
+@functools.cache
+def map_name() -> str:
+    """Return the name of the ConfigMap: of this version, and of the digest of the source."""
+    return name_of(start_of(archive()))
 
-    KFP names the volume after it, and a volume's name has no dot.
-    """
-    return f"kfp-ddp-source-{state.replace('.', '-').replace('+', '-')}"
+
+def name_of(start: str) -> str:
+    """Return the name of the ConfigMap of a start program, which has the digest of its archive."""
+    return _PREFIX + hashlib.sha256(start.encode()).hexdigest()[:_DIGITS]
+
+
+def start_of(content: bytes) -> str:
+    """Return the program that unpacks an archive, and no other one."""
+    text = Path(worker_start.__file__).read_text(encoding="utf-8")
+    return text.replace(f'SOURCE = "{worker_start.SOURCE}"', f'SOURCE = "{digest_of(content)}"', 1)
+
+
+def renamed(document: str, name: str) -> str:
+    """Return a compiled pipeline of this version that uses another ConfigMap."""
+    return re.sub(rf"{_PREFIX}[0-9a-f]{{{_DIGITS}}}", name, document)
 
 
 def started(command: Iterable[str], lock: str, name: str = "") -> list[str]:
     """Return the command of a pod, started from the ConfigMap where its image lacks kfp_ddp."""
-    return ["python3", "-c", _BEGIN, name or map_name(), lock, *command]
+    return ["python3", "-c", _BEGIN, "source", name or map_name(), lock, *command]
 
 
 def on_workers(fields: Mapping[str, Any], command: list[str], source: str = "") -> dict[str, Any]:
@@ -74,42 +102,52 @@ def on_workers(fields: Mapping[str, Any], command: list[str], source: str = "") 
     return {"run_as_user": USER, **fields, **mounted, "command": command}
 
 
-def archive() -> bytes:
-    """Return the package and the locks of its images as an uncompressed tar."""
-    return tar_of((name, path.read_bytes(), 0o644) for name, path in sorted(_files()))
+@functools.cache
+def archive(package: Path = _PACKAGE) -> bytes:
+    """Return a package and the locks of its images as a tar: everywhere the same bytes."""
+    return tar_of((name, path.read_bytes(), 0o644) for name, path in sorted(_files(package)))
 
 
-def _files() -> Iterable[tuple[str, Path]]:
-    for above, folders, files in os.walk(_PACKAGE, followlinks=True):
+def _files(package: Path) -> Iterable[tuple[str, Path]]:
+    """Yield what pods need by its name, and no backup, cache or library that was left there."""
+    for above, folders, files in os.walk(package, followlinks=True):
         folder = Path(above)
-        top = _NOT_IN_PODS if folder == _PACKAGE else ()
-        folders[:] = [name for name in folders if name not in ("__pycache__", *top)]
-        for path in (folder / name for name in files if not name.endswith((".md", ".pyc"))):
-            yield f"kfp_ddp/{path.relative_to(_PACKAGE).as_posix()}", path
-    for lock in KINDS:
-        yield f"{lock}.lock", _PACKAGE / "images" / lock / "requirements.lock"
+        top = _NOT_IN_PODS if folder == package else ()
+        folders[:] = [name for name in folders if name not in top and name[0] != "."]
+        for path in (folder / name for name in files if name.endswith(_SUFFIXES)):
+            if path.name[0] != ".":
+                yield f"kfp_ddp/{path.relative_to(package).as_posix()}", path
+    for image in _LOCKS:
+        path = lock_of(image, package)
+        yield f"kfp_ddp/{path.relative_to(package).as_posix()}", path
 
 
-def digest_of(content: bytes) -> str:
-    """Return the digest of an archive as labels and names have it."""
-    return hashlib.sha256(content).hexdigest()[:12]
+def lock_of(image: str, package: Path = _PACKAGE) -> Path:
+    """Return the lock of an image."""
+    return package / "images" / image / "requirements.lock"
 
 
-def is_of(source: Object, digest: str) -> bool:
-    """Return whether a ConfigMap has the archive of a digest."""
-    return bool(source["metadata"].get("labels", {}).get(DIGEST) == digest)
+def has_source(found: Object) -> bool:
+    """Return whether a ConfigMap has the bytes of this source, whatever it says of itself."""
+    content = archive()
+    try:
+        packed = base64.b64decode(found["binaryData"][ARCHIVE])
+        return (
+            found["data"][START] == start_of(content) and worker_start.unpacked(packed) == content
+        )
+    except (LookupError, TypeError, ValueError, worker_start.StartError):
+        return False
 
 
-def config_map(content: bytes, name: str, index: str = "", proxy: str = "") -> Object:
-    """Return the ConfigMap of an archive.
+def config_map(name: str, index: str = "", proxy: str = "") -> Object:
+    """Return the ConfigMap of this source.
 
     `index` is the package index of the pods, '' for pip's own, and `proxy` what leads to it.
     InputError for an index with a login, or an archive too large for a ConfigMap.
     """
-    pip = _pip(index, proxy)
-    packed = lzma.compress(content, preset=9)
-    start = Path(__file__).with_name("worker_start.py").read_text(encoding="utf-8")
-    if (size := len(packed) + len(start) + len(pip) + len(name)) > _LARGEST:
+    data = {START: start_of(archive()), **_pip(index, proxy)}
+    packed = lzma.compress(archive())
+    if (size := len(packed) + sum(map(len, data.values()))) > _LARGEST:
         raise InputError(
             f"the source of kfp_ddp has {size:,} bytes packed, and a ConfigMap {_LARGEST:,}: "
             "build images (images/README.md)"
@@ -117,16 +155,15 @@ def config_map(content: bytes, name: str, index: str = "", proxy: str = "") -> O
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": name, "labels": {DIGEST: digest_of(content)}},
-        "immutable": True,
-        "data": {START: start, NAME: name, **({PIP: pip} if pip else {})},
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "kfp-ddp"}},
+        "data": data,
         "binaryData": {ARCHIVE: base64.b64encode(packed).decode()},
     }
 
 
-def _pip(index: str, proxy: str) -> str:
-    """Return pip's configuration for the pods; '' for pip's defaults."""
-    lines = []
+def _pip(index: str, proxy: str) -> dict[str, str]:
+    """Return options of pip for the pods, as `IN_MAP` has them; '' for pip's defaults."""
+    trusted = ""
     for name, address in (("index-url", index), ("proxy", proxy)):
         if why := reason(address):
             raise InputError(
@@ -136,7 +173,6 @@ def _pip(index: str, proxy: str) -> str:
         parts = urlsplit(address)
         if address and (parts.scheme not in ("http", "https") or not parts.hostname):
             raise InputError(f"{name} {address!r} is not an http or https address")
-        lines += [f"{name} = {address}"] if address else []
         if name == "index-url" and parts.scheme == "http":
-            lines.append(f"trusted-host = {parts.hostname}")
-    return "\n".join(["[global]", *lines, ""]) if lines else ""
+            trusted = str(parts.hostname)
+    return dict(zip(IN_MAP, (index, proxy, trusted), strict=True))

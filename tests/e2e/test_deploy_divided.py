@@ -15,8 +15,9 @@ from kfp_ddp.training import model_file
 from tests.e2e.harness import bucket, rights, workflow
 from tests.e2e.harness.grounds import Grounds, until
 from tests.e2e.harness.launch_step import LaunchStep, python
+from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.programs import kfp_ddp
-from tests.e2e.harness.scene import Scene, make_scene, namespace
+from tests.e2e.harness.scene import Scene, make_scene
 from tests.e2e.harness.training import TRAINING, WORKERS
 
 OWN_MODEL = Path(__file__).parents[2] / "examples" / "own_model.py"

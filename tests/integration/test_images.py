@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kfp_ddp.core.images import PUBLIC
+from kfp_ddp.jobs.source import map_name
+
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = re.compile(r"^([a-z0-9.-]+)==(\S+)", re.MULTILINE)
 
@@ -53,8 +56,35 @@ def test_launcher_has_no_torch() -> None:
 
 
 def test_base_is_a_supported_python() -> None:
-    assert dockerfile("trainer")[0] == dockerfile("launcher")[0]
+    assert dockerfile("trainer")[0] == dockerfile("launcher")[0] == dockerfile("server")[0]
     assert dockerfile("trainer")[0].startswith("ARG BASE=docker.io/library/python:3.11.")
+
+
+def test_public_launcher_is_the_base_by_its_digest() -> None:
+    assert dockerfile("launcher")[0] == f"ARG BASE={PUBLIC['launcher']}"
+    job = (REPOSITORY / "deploy" / "source" / "index.yaml").read_text()
+    assert f"image: {PUBLIC['launcher']}\n" in job
+
+
+@pytest.mark.parametrize("image", ["launcher", "server", "trainer"])
+def test_nothing_is_built_with_tools_that_no_lock_has(image: str) -> None:
+    text = " ".join(dockerfile(image))
+    installs = re.findall(r"pip install [^&;]*?(?=&&|;| RUN | COPY | USER |$)", text)
+    assert len(installs) >= 3
+    for command in installs:
+        wheels = "--only-binary :all:" in command or "--no-index" in command
+        assert wheels, command
+        from_an_index = "--no-index" not in command and "$TORCH_INDEX" not in command
+        assert not from_an_index or "--require-hashes" in command, command
+    assert "--no-build-isolation" in text
+
+
+@pytest.mark.parametrize("image", ["launcher", "server", "trainer"])
+def test_images_lack_the_client_that_has_no_wheel(image: str) -> None:
+    """Steps import KFP as its executor does, without the client of its API."""
+    names = {name for name, _ in pinned(REPOSITORY / "images" / image / "requirements.lock")}
+    assert "kfp" in names
+    assert "kfp-server-api" not in names
 
 
 def test_missing_build_tools_are_one_line(tmp_path: Path) -> None:
@@ -116,4 +146,5 @@ def test_wheel_works_in_a_new_environment(wheel: Path, tmp_path: Path) -> None:
     assert "Runs on Kubeflow Pipelines:" in shown.stdout
     out = tmp_path / "compiled"
     subprocess.run([program, "compile", "--directory", out], check=True, capture_output=True)
-    assert (out / "train_resnet.yaml").exists()
+    # The digest of its source is that of the checkout.
+    assert map_name() in (out / "train_resnet.yaml").read_text()

@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs import payload
 from kfp_ddp.jobs.authoring import locked
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from tests import workers
-from tests.package_index import digest, index
+from tests.package_index import add, digest, index, serve_uv, wheel
 from tests.serving import free_port
 
 TELL = "import kfpddp_one, os; print(kfpddp_one.SAY, os.path.dirname(kfpddp_one.__file__))"
 
 
 def specification(packages: list[str], url: str, **more: Any) -> LaunchSpec:
-    fields = {"image": "a:1", "kind": "tfjob", "script": TELL, **more}
-    return LaunchSpec.create(packages_to_install=packages, pip_index_urls=[url], **fields)
+    fields = {"image": "a:1", "kind": "tfjob", "script": TELL, "pip_index_urls": [url], **more}
+    return LaunchSpec.create(packages_to_install=packages, **fields)
 
 
 def test_pins_are_installed_with_their_dependencies(tmp_path: Path) -> None:
@@ -55,6 +56,29 @@ def test_a_package_that_the_image_has_is_not_installed_again(tmp_path: Path) -> 
     spec = specification([f"PyYAML=={version('pyyaml')}"], index(tmp_path), script="print('ran')")
     done = workers.run(spec, tmp_path / "worker")
     assert done.stdout.decode() == "ran\n", done.stderr.decode()
+
+
+@pytest.mark.parametrize("has_uv", [True, False])
+def test_of_several_indexes_the_first_with_a_name_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_uv: bool
+) -> None:
+    """Also where another one has a newer version of it, as whoever may publish there can choose."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    urls = [index(first), index(second)]
+    add(wheel(second, "kfpddp_two", "9.0", "SAY = 'code of a stranger'\n", []), second)
+    lock = tmp_path / "uv.lock"
+    lock.write_text("".join(serve_uv(second)) if has_uv else f"uv==1 --hash=sha256:{'0' * 64}")
+    monkeypatch.setattr(payload, "lock_of", lambda image: lock)
+    spec = specification(["kfpddp-one==1.0"], "", pip_index_urls=urls)
+    done = workers.run(spec, tmp_path / "worker")
+    out, errors = done.stdout.decode(), done.stderr.decode()
+    if has_uv:
+        assert "kfpddp-two==2.0" in out.splitlines()[0], errors
+        assert out.splitlines()[-1].startswith("one 1.0 ")
+    else:
+        assert done.returncode == 1
+        assert errors.splitlines()[-1].startswith("error: packages cannot be installed: ")
+        assert "none of them has uv" in errors.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

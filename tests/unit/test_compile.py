@@ -168,7 +168,8 @@ def test_workflow_is_small_enough_for_task_details(name: str) -> None:
                 size += 6 * (in_json([texts, mounts]) + LAUNCHER)
             assert "parameterIterator" not in task  # its size would depend on the iterations
             total += size
-    assert total < {"retrain": 600_000}.get(name, 535_000)
+    # 280 bytes of each command, which is there eight times, check the source and the image.
+    assert total < {"retrain": 640_000}.get(name, 570_000)
 
 
 NODE = 900

@@ -8,9 +8,10 @@ import yaml
 from kfp_ddp import __version__
 from kfp_ddp.checks.claims import unfinished_owner
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.install import Installation, check, owner, replace, wait
+from kfp_ddp.install import Installation, apply, check, into, owner, replace, wait
+from kfp_ddp.jobs.source import config_map, has_source, map_name
 from kfp_ddp.k8s.api import LAUNCHER, STEPS, Object
-from kfp_ddp.k8s.resource import STORAGE_CLASSES
+from kfp_ddp.k8s.resource import CONFIG_MAPS, STORAGE_CLASSES
 from tests.cluster import FakeApi, pod, waiting
 from tests.commands import output
 
@@ -116,6 +117,38 @@ def test_invalid_installation_is_an_error(target: Installation, message: str) ->
     with pytest.raises(InputError) as error:
         check(FakeApi(existing(nfs="nfs.csi.k8s.io", disk="ebs.csi.aws.com"), "here"), target)
     assert str(error.value).startswith(message)
+
+
+class Merging(FakeApi):
+    """A server that also merges changes."""
+
+    def call(self, method: str, path: str, *more: Any, **named: Any) -> Object:
+        existing = super().call(method, path, *more, **named)
+        if method != "PATCH":
+            return existing
+        merged = {**existing, **named["body"]}
+        if not named.get("query"):
+            self.objects[path] = merged
+        return merged
+
+
+def test_source_is_created_once_and_an_existing_one_is_compared_by_its_bytes() -> None:
+    """Another state has another name, so an install never changes the code of a run."""
+    api = Merging({}, "here")
+    first = into(config_map(map_name()), "here")
+    other = into(config_map(f"{map_name()[:-32]}{'0' * 32}"), "here")
+    assert [one.state for one in apply(api, [first, other])] == ["made", "made"]
+    assert [one.state for one in apply(api, [first])] == ["unchanged"]
+    index = into(config_map(map_name(), "https://mirror.a/simple"), "here")
+    assert [one[2:] for one in apply(api, [index])] == [("changed", "")]
+    path = f"{CONFIG_MAPS.path('here')}/{map_name()}"
+    planted = {"source.tar.xz": "Y29kZQ=="}
+    api.objects[path] = {**index, "binaryData": planted, "metadata": {"labels": {"a": "b"}}}
+    (done,) = apply(api, [index])
+    assert done.state == "changed"
+    assert "another source" in done.message
+    assert has_source(api.objects[path])
+    assert not api.deleted()
 
 
 JOB = "/apis/batch/v1/namespaces/here/jobs/kfp-ddp-chown"

@@ -178,7 +178,7 @@ def test_a_script_is_printed_as_it_is_in_lines() -> None:
 def test_a_folder_is_printed_as_its_archive(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('ran')")
     brought, job = printed(f"code={tmp_path}", "entry=train.py", "packages_to_install=[a==1]")
-    assert brought["data"].keys() == {"start.py", "requirements.txt"}
+    assert brought["data"].keys() == {"start.py", "requirements.txt", "uv.lock"}
     archive = base64.b64decode(brought["binaryData"]["code.tar.gz"])
     assert archive == code.archive_of(tmp_path)
     worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]

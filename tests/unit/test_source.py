@@ -1,13 +1,19 @@
 """The source in a ConfigMap: what it contains, and how a pod of a bare image starts from it."""
 
 import base64
+import functools
+import http.server
 import io
+import lzma
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -15,13 +21,20 @@ from kfp_ddp import __version__
 from kfp_ddp.client.submission import ensure_source
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.images import KINDS, PUBLIC, Images
-from kfp_ddp.jobs import source
+from kfp_ddp.jobs import source, worker_start
+from kfp_ddp.jobs.code import tar_of
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from tests.cluster import FakeApi
 from tests.conftest import CHECKOUT
-from tests.package_index import digest, index
+from tests.package_index import digest, index, serve_uv, wheel
+from tests.serving import serving
 
-TELL = "import kfp_ddp.where, kfpddp_one, os; print(kfp_ddp.where.TEXT, kfpddp_one.SAY)"
+TELL = """
+import importlib.metadata as m, kfp_ddp.where, kfpddp_one
+by = [one.read_text("INSTALLER").strip() for one in m.distributions() if "one" in one.name]
+print(kfp_ddp.where.TEXT, kfpddp_one.SAY, *by or ["none"])
+"""
+NO_UV = [f"uv==1.0 --hash=sha256:{'0' * 64}"]
 
 
 def test_archive_has_the_package_and_its_locks() -> None:
@@ -31,9 +44,9 @@ def test_archive_has_the_package_and_its_locks() -> None:
         text = tar.extractfile("kfp_ddp/training/trainer.py")
         assert text is not None
         assert text.read() == (CHECKOUT / "training" / "trainer.py").read_bytes()
-    assert {f"{kind}.lock" for kind in KINDS} <= names
+    assert {f"kfp_ddp/images/{kind}/requirements.lock" for kind in (*KINDS, "uv")} <= names
     assert not [name for name in names if "__pycache__" in name or "/compiled/" in name]
-    own = source.config_map(content, "a")
+    own = source.config_map("a")
     size = sum(map(len, own["data"].values())) + len(base64.b64decode(*own["binaryData"].values()))
     assert size < 800_000, "1 MiB is the limit of a ConfigMap"
 
@@ -72,7 +85,7 @@ def test_unclear_images_are_refused(settings: dict[str, str]) -> None:
 )
 def test_index_with_a_login_or_of_another_kind_is_refused(index: str) -> None:
     with pytest.raises(InputError) as raised:
-        source.config_map(b"", "a", index)
+        source.config_map("a", index)
     assert "pass" not in str(raised.value)
 
 
@@ -82,62 +95,302 @@ def test_workers_start_as_their_step_did(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv(source.VARIABLE, "kfp-ddp-source-1")
     once = source.on_workers(fields, ["true"])
     spec = LaunchSpec.create(**source.on_workers(once, ["true"]))
-    assert [one["mountPath"] for one in spec.volume_mounts] == [source.FOLDER]
+    assert [one["mountPath"] for one in spec.volume_mounts] == [worker_start.FOLDER]
     assert spec.command[-3:] == ("kfp-ddp-source-1", "trainer", "true")
     assert spec.run_as_user == source.USER
     other = source.on_workers({**fields, "run_as_user": 7}, ["true"])
     assert LaunchSpec.create(**other).run_as_user == 7
 
 
+Done = subprocess.CompletedProcess[str]
+
+
+class Pod(NamedTuple):
+    """Files as the ConfigMap is mounted, and what a pod of a bare image makes of them."""
+
+    folder: Path
+    name: str
+
+    def start(self, *, path: str = "", name: str = "", **more: str) -> Done:
+        """Run the command of a step with the Python below this environment, which has only pip."""
+        command = source.started(["python3", "-c", TELL], "launcher", name or self.name)
+        command[2] = command[2].replace(worker_start.FOLDER, str(self.folder))
+        environment = {"PATH": path or f"{sys.base_prefix}/bin:/usr/bin:/bin"}
+        environment |= {"TMPDIR": str(self.folder.parent), **more}
+        # Not in the checkout: Python would find the package in it.
+        return subprocess.run(
+            command, cwd=self.folder.parent, env=environment, capture_output=True, text=True
+        )
+
+
+def make_pod(folder: Path, lock: list[str], uv: list[str], **options: str) -> Pod:
+    """Return a pod of a package with one module, and of these locks."""
+    images = "kfp_ddp/images/{}/requirements.lock"
+    files = {
+        "kfp_ddp/where.py": "TEXT = 'from the map'\n",
+        images.format("launcher"): "".join(f"{pin}\n" for pin in lock),
+        images.format("uv"): "".join(f"{pin}\n" for pin in uv),
+    }
+    content = tar_of((name, text.encode(), 0o644) for name, text in files.items())
+    mounted = folder / "map"
+    mounted.mkdir()
+    (mounted / worker_start.ARCHIVE).write_bytes(lzma.compress(content))
+    start = source.start_of(content).replace(worker_start.FOLDER, str(mounted))
+    (mounted / source.START).write_text(start)
+    for option in worker_start.IN_MAP:
+        (mounted / option).write_text(options.get(option.replace("-", "_"), ""))
+    return Pod(mounted, source.name_of(start))
+
+
+def locked(folder: Path) -> list[str]:
+    """Return a lock of the two packages of the index in a folder."""
+    wheels = [folder / f"kfpddp_{name}-1.0-py3-none-any.whl" for name in ("one", "two")]
+    return [f"kfpddp-{w.name[7:10]}==1.0 \\\n    --hash=sha256:{digest(w)}" for w in wheels]
+
+
 @pytest.fixture
-def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder as the ConfigMap is mounted, of a package with one module and a lock of one pin."""
+def pod(tmp_path: Path) -> Pod:
+    """A pod whose index has no uv."""
     url = index(tmp_path)
-    wheels = [tmp_path / f"kfpddp_{name}-1.0-py3-none-any.whl" for name in ("one", "two")]
-    pins = [f"kfpddp-{w.name[7:10]}==1.0 \\\n    --hash=sha256:{digest(w)}\n" for w in wheels]
-    files = {"kfp_ddp/where.py": "TEXT = 'from the map'\n", "launcher.lock": "".join(pins)}
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        for name, text in files.items():
-            (tmp_path / "packed").write_text(text)
-            tar.add(tmp_path / "packed", name)
-    folder = tmp_path / "map"
-    folder.mkdir()
-    own = source.config_map(packed.getvalue(), "kfp-ddp-source-1")
-    for name, text in own["data"].items():
-        (folder / name).write_text(text)
-    (folder / source.ARCHIVE).write_bytes(base64.b64decode(own["binaryData"][source.ARCHIVE]))
-    (folder / source.PIP).write_text(f"[global]\nindex-url = {url}\n")
-    return folder
+    return make_pod(tmp_path, locked(tmp_path), NO_UV, index_url=url)
 
 
-def start(pod: Path, name: str = "kfp-ddp-source-1") -> "subprocess.CompletedProcess[str]":
-    """Run the command of a step with the Python below this environment, which has only pip."""
-    command = source.started(["python3", "-c", TELL], "launcher", name)
-    command[2] = command[2].replace(source.FOLDER, str(pod))
-    environment = {"PATH": f"{sys.base_prefix}/bin:/usr/bin:/bin", "TMPDIR": str(pod.parent)}
-    # Not in the checkout: Python would find the package in it.
-    return subprocess.run(command, cwd=pod.parent, env=environment, capture_output=True, text=True)
+def last_line(done: Done) -> str:
+    """Return the one line of a step that failed."""
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("error: ")
+    return line
 
 
-def test_bare_image_starts_from_the_map(pod: Path) -> None:
-    done = start(pod)
-    assert done.stdout.splitlines()[-1:] == ["from the map one 1.0"], done.stdout + done.stderr
+def test_bare_image_starts_from_the_map_by_pip(pod: Pod) -> None:
+    done = pod.start()
+    assert done.stdout.splitlines()[-1:] == ["from the map one 1.0 pip"], done.stdout + done.stderr
+    assert "there is no uv" in done.stderr
 
 
-def test_map_of_another_version_or_none_ends_in_one_line(pod: Path) -> None:
-    for done in (start(pod, "kfp-ddp-source-2"), start(pod / "missing")):
-        assert done.returncode == 1
-        (line,) = done.stderr.splitlines()
-        assert line.startswith("error: ")
-        assert "kfp-ddp install" in line
+PEP_668 = Path("/usr/lib/python3.11/EXTERNALLY-MANAGED")
 
 
-def test_map_is_created_once_and_another_state_has_its_own() -> None:
+@pytest.mark.parametrize("path", ["", "/usr/bin:/bin"])
+def test_bare_image_starts_from_the_map_by_uv(tmp_path: Path, path: str) -> None:
+    """The Python of a distribution refuses pip outside of environments (PEP 668)."""
+    if path and not PEP_668.exists():
+        pytest.skip(f"no {PEP_668}")
+    url = index(tmp_path)
+    done = make_pod(tmp_path, locked(tmp_path), serve_uv(tmp_path), index_url=url).start(path=path)
+    assert done.stdout.splitlines()[-1:] == ["from the map one 1.0 uv"], done.stdout + done.stderr
+    assert not done.stderr
+
+
+class Proxy(http.server.SimpleHTTPRequestHandler):
+    """Serves the folder of an index for whatever host is asked for."""
+
+    def translate_path(self, path: str) -> str:
+        return super().translate_path(urlsplit(path).path)
+
+    def log_message(self, *args: object) -> None:
+        """Log nothing."""
+
+
+def test_index_behind_a_proxy(tmp_path: Path) -> None:
+    index(tmp_path)
+    uv = serve_uv(tmp_path)
+    handler = functools.partial(Proxy, directory=str(tmp_path))
+    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)) as proxy:
+        url = "http://index.invalid/simple"
+        options = source.config_map("a", url, proxy)["data"]
+        options = {name.replace("-", "_"): text for name, text in options.items()}
+        done = make_pod(tmp_path, locked(tmp_path), uv, **options).start()
+    assert done.stdout.splitlines()[-1:] == ["from the map one 1.0 uv"], done.stdout + done.stderr
+
+
+def test_settings_of_pip_are_those_of_uv() -> None:
+    listed = (
+        ":env:.index-url='https://env/simple'\n:env:.user='1'\nglobal.cert='/a b.pem'\n"
+        "global.index-url='https://global/simple'\ninstall.extra-index-url='\\nhttps://a\\nhttps://b'\n"
+        "install.trusted-host=''\n"
+    )
+    assert worker_start.as_uv(listed) == {
+        "UV_DEFAULT_INDEX": "https://env/simple",
+        "SSL_CERT_FILE": "/a b.pem",
+        "UV_INDEX": "https://a https://b",
+    }
+
+
+HOSTILE = "import sys; sys.exit('code of a stranger')"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"no archive", id="no archive"),
+        pytest.param(lzma.compress(b"another"), id="another"),
+        pytest.param(lzma.compress(bytes(100 << 20)), id="too large"),
+    ],
+)
+def test_map_without_the_source_ends_in_one_line(pod: Pod, content: bytes) -> None:
+    (pod.folder / worker_start.ARCHIVE).write_bytes(content)
+    last_line(pod.start())
+
+
+@pytest.mark.parametrize("text", [None, "", HOSTILE])
+def test_start_program_of_a_stranger_does_not_run(pod: Pod, text: str | None) -> None:
+    """Nor one that was made for another archive."""
+    for name in (source.START, "sitecustomize.py"):
+        (pod.folder / name).write_text(text or "")
+    if text is None:
+        (pod.folder / source.START).unlink()
+    assert "kfp-ddp install" in last_line(pod.start())
+    (pod.folder / source.START).write_text(source.start_of(b"another"))
+    assert "another source than its name" in last_line(pod.start())
+
+
+def test_map_of_another_state_is_refused_whatever_its_name(pod: Pod) -> None:
+    assert "another source than its name" in last_line(pod.start(name=source.map_name()))
+
+
+def test_settings_of_pip_in_the_map_are_not_read(pod: Pod) -> None:
+    """Such as `python`, another program that pip runs in its place."""
+    program = pod.folder / "stranger"
+    program.write_text("#!/bin/sh\necho code of a stranger; exit 1\n")
+    program.chmod(0o755)
+    (pod.folder / "pip.conf").write_text(f"[global]\npython = {program}\n")
+    done = pod.start()
+    assert done.stdout.splitlines()[-1:] == ["from the map one 1.0 pip"], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("own", [__version__, "0.1.0"])
+def test_image_with_the_package_is_of_the_same_version(pod: Pod, own: str) -> None:
+    package = pod.folder.parent / "image" / "kfp_ddp"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f"__version__ = {own!r}\n")
+    (package / "where.py").write_text("TEXT = 'from the image'\n")
+    (package.parent / "kfpddp_one.py").write_text("SAY = 'mine'\n")
+    done = pod.start(PYTHONPATH=str(package.parent))
+    if own == __version__:
+        assert done.stdout == "from the image mine none\n", done.stderr
+    else:
+        assert f"this image has kfp_ddp {own}" in last_line(done)
+
+
+PLANT = """
+import json, os, shutil, sys
+from pip._internal.cache import SimpleWheelCache
+from pip._internal.models.link import Link
+cache, url, planted, digest = sys.argv[1:]
+folder = SimpleWheelCache(cache).get_path_for_link(Link(f"{url}#sha256={digest}"))
+os.makedirs(folder)
+shutil.copy(planted, folder)
+with open(f"{folder}/origin.json", "w") as file:
+    json.dump({"url": url, "archive_info": {"hashes": {"sha256": digest}}}, file)
+"""
+"""As pip remembers a wheel that it has built itself, of which it knows no hash."""
+
+
+@pytest.mark.parametrize("uv", [False, True])
+def test_planted_wheel_in_a_cache_is_not_installed(tmp_path: Path, uv: bool) -> None:
+    url = index(tmp_path)
+    pod = make_pod(tmp_path, locked(tmp_path), serve_uv(tmp_path) if uv else NO_UV, index_url=url)
+    genuine = tmp_path / "kfpddp_one-1.0-py3-none-any.whl"
+    (tmp_path / "planted").mkdir()
+    planted = wheel(tmp_path / "planted", "kfpddp_one", "1.0", "SAY = 'stranger'\n", [])
+    cache, link = str(tmp_path / "cache"), url.replace("/simple", f"/{genuine.name}")
+    python = f"{sys.base_prefix}/bin/python3"
+    subprocess.run([python, "-c", PLANT, cache, link, planted, digest(genuine)], check=True)
+    done = pod.start(PIP_CACHE_DIR=cache, UV_CACHE_DIR=cache)
+    assert "one 1.0" in done.stdout.splitlines()[-1], done.stderr
+
+
+@pytest.mark.parametrize("uv", [False, True])
+def test_package_without_a_wheel_is_not_built(tmp_path: Path, uv: bool) -> None:
+    url = index(tmp_path)
+    file = tmp_path / "kfpddp_one-1.0.tar.gz"
+    with tarfile.open(file, "w:gz") as tar:
+        for name, text in (("setup.py", HOSTILE), ("PKG-INFO", "Name: kfpddp-one\nVersion: 1.0\n")):
+            (tmp_path / name).write_text(text)
+            tar.add(tmp_path / name, f"kfpddp_one-1.0/{name}")
+    page = tmp_path / "simple" / "kfpddp-one" / "index.html"
+    page.write_text(f'<a href="../../{file.name}#sha256={digest(file)}">{file.name}</a>')
+    lock = [f"kfpddp-one==1.0 --hash=sha256:{digest(file)}"]
+    done = make_pod(tmp_path, lock, serve_uv(tmp_path) if uv else NO_UV, index_url=url).start()
+    assert "only wheels are installed" in last_line(done)
+    assert "stranger" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("uv", [False, True])
+def test_wheel_with_another_hash_is_not_installed(tmp_path: Path, uv: bool) -> None:
+    url = index(tmp_path)
+    lock = locked(tmp_path)
+    wheel(tmp_path, "kfpddp_one", "1.0", "SAY = 'stranger'\n", [])
+    done = make_pod(tmp_path, lock, serve_uv(tmp_path) if uv else NO_UV, index_url=url).start()
+    assert "DO NOT MATCH THE HASHES" in last_line(done)
+
+
+def test_map_is_created_once_and_compared_by_its_bytes() -> None:
     api = FakeApi({})
-    assert ensure_source(api) == ensure_source(api) == source.map_name()
+    name = source.map_name()
+    assert ensure_source(api) == ensure_source(api) == name
     (created,) = api.objects.values()
-    created["metadata"]["labels"][source.DIGEST] = "another"
-    state = source.digest_of(source.archive())
-    assert ensure_source(api) == ensure_source(api) == source.map_name(state)
-    assert len(api.objects) == 2
+    assert source.has_source(created)
+    assert not source.has_source({**created, "data": {source.START: HOSTILE}})
+    packed = created["binaryData"][worker_start.ARCHIVE]
+    another = base64.b64encode(lzma.compress(b"code of a stranger")).decode()
+    for planted in ("", "no base64", packed[: len(packed) // 2], another):
+        created["binaryData"] = {worker_start.ARCHIVE: planted}
+        with pytest.raises(InputError, match="another source than its name"):
+            ensure_source(api)
+    del created["binaryData"]
+    assert not source.has_source(created)
+    # Another level of compression is the same source.
+    packed = base64.b64encode(lzma.compress(source.archive(), preset=0)).decode()
+    created["binaryData"] = {worker_start.ARCHIVE: packed}
+    assert ensure_source(api) == name
+
+
+def test_another_state_has_a_map_of_its_own(tmp_path: Path) -> None:
+    name = source.map_name()
+    text = f"{name} and {name}, not {name[:-1]} nor kfp-ddp-source-9-9-9-{name[-32:]}"
+    assert source.renamed(text, "new") == (
+        f"new and new, not {name[:-1]} nor kfp-ddp-source-9-9-9-{name[-32:]}"
+    )
+    package = copy_of_the_package(tmp_path)
+    (package / "where.py").write_text("TEXT = 'more'\n")
+    assert source.archive(package) != source.archive()
+
+
+def copy_of_the_package(folder: Path) -> Path:
+    package = folder / "kfp_ddp"
+    shutil.copytree(CHECKOUT / "kfp_ddp", package)  # what is linked, too
+    return package
+
+
+def test_archive_is_the_same_beside_what_is_not_in_git(tmp_path: Path) -> None:
+    package = copy_of_the_package(tmp_path)
+    junk = (
+        *("jobs/run.py~", "jobs/.run.py.swp", "jobs/#run.py#", "jobs/run.py.orig", "jobs/run.so"),
+        *("jobs/__pycache__/run.cpython-311.pyc", ".ipynb_checkpoints/run.py", "jobs/.hidden.py"),
+    )
+    for name in junk:
+        (package / name).parent.mkdir(exist_ok=True)
+        (package / name).write_text("junk")
+    (package / "jobs" / ".#run.py").symlink_to("me@host.1234")  # Emacs' lock of a file
+    for path in package.rglob("[a-z]*.py"):
+        os.utime(path, (0, 0))
+        path.chmod(0o755)
+    assert source.archive(package) == source.archive()
+
+
+def test_archive_has_what_is_in_git() -> None:
+    if not (CHECKOUT / ".git").exists():
+        pytest.skip("no checkout of git")
+    folders = ("components", "kfp_ddp", "pipelines", "training")
+    listed = subprocess.check_output(["git", "ls-files", *folders], cwd=CHECKOUT, text=True)
+    files = {name if name.startswith("kfp_ddp/") else f"kfp_ddp/{name}" for name in listed.split()}
+    with tarfile.open(fileobj=io.BytesIO(source.archive())) as tar:
+        names = set(tar.getnames())
+    left = {name for name in files - names if not (CHECKOUT / name).is_dir()}
+    of_people = ("OWNERS", "README.md", "metadata.yaml", "py.typed")
+    assert {Path(name).name for name in left} <= {*of_people}, sorted(left)
