@@ -10,7 +10,7 @@ from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.check_job import GANGS, QUEUES, gang_scheduling
 from kfp_ddp.jobs.kinds import KINDS, Kind
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, no_right
+from kfp_ddp.k8s.api import Api, ApiError, Object, require
 from kfp_ddp.k8s.resource import Resource
 from kfp_ddp.models.release import Deployment, part_of
 from kfp_ddp.models.serving.inference_service import API_VERSION, storage_uri
@@ -132,8 +132,6 @@ def check_service(release: Mapping[str, Any], destination: str) -> str:
     storage_uri(f"{destination}/model")
     api = Api.connect()
     check_kserve(api)
-    missing = [verb for verb in SERVICE_VERBS if not allowed(api, verb, SERVICES)]
-    if missing:
-        raise InputError(no_right(", ".join(missing), SERVICES, api.namespace))
+    require(api, SERVICES, *SERVICE_VERBS)
     Service(api, name).find()
     return name

@@ -12,7 +12,7 @@ from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.pod import resources
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.task import claims_by_volume
-from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, no_right, schedulable_nodes, serves
+from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, require, schedulable_nodes, serves
 from kfp_ddp.k8s.objects import allocatable, conditions, parse_quantity, phase
 from kfp_ddp.k8s.resource import CLAIMS, PODS, Resource
 
@@ -42,8 +42,7 @@ GANGS = {
 def check(api: Api, spec: LaunchSpec) -> list[str]:
     """Return warnings about a job that may not run; InputError for one that cannot."""
     kind = spec.job_kind
-    if not allowed(api, "create", kind.resource):
-        raise InputError(no_right("create", kind.resource, api.namespace))
+    require(api, kind.resource, "create")
     claims = [name.removesuffix(":ro") for name in spec.claims.values()]
     for claim in sorted({*claims, *claims_by_volume(spec.volumes).values()}):
         with suppress(ApiError):  # without the right to read it, it counts as existing

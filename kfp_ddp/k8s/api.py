@@ -403,6 +403,22 @@ def allowed(api: Api, verb: str, resource: Resource) -> bool:
         return True
 
 
+def require(api: Api, resource: Resource, *verbs: str) -> None:
+    """Raise InputError, with the name of this account, if it lacks one of these rights."""
+    missing = [verb for verb in verbs if not allowed(api, verb, resource)]
+    if missing:
+        raise InputError(no_right(", ".join(missing), resource, api.namespace, own_user(api)))
+
+
+def own_user(api: Api) -> str:
+    """Return the user that the server takes this client for; '' where it does not say."""
+    body: Object = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    with contextlib.suppress(ApiError):
+        answer = api.call("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body)
+        return str(answer["status"]["userInfo"]["username"])
+    return ""
+
+
 def review(
     api: Api, verb: str, group: str, resource: str, subresource: str = "", user: str = ""
 ) -> bool:

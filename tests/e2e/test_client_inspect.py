@@ -19,6 +19,7 @@ from kfp_ddp.client.pods import NODE_NAME
 from kfp_ddp.client.run_info import RunFinder
 from kfp_ddp.client.steps import Step
 from kfp_ddp.core.config import Connection
+from kfp_ddp.core.images import REGISTRY
 from kfp_ddp.models import bundle
 from tests.conftest import CHECKOUT
 from tests.e2e.harness import step_pod
@@ -67,8 +68,9 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
 
 
 @pytest.fixture
-def server() -> Iterator[KfpServer]:
-    """A KFP server that knows the run."""
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[KfpServer]:
+    """A KFP server that knows the run, but not its images: then they are the configured ones."""
+    monkeypatch.setenv("KFP_DDP_REGISTRY", REGISTRY)
     with serving() as kfp:
         kfp.record(FAILED, runtime_config={"parameters": {"work_claim": WORK}})
         yield kfp

@@ -17,7 +17,7 @@ from kfp_ddp.checks.sweep import MAX_TRIALS, Sweep, examples_of, number_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.engine import job_fields
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import LAUNCHER, Api, ApiError, Object
+from kfp_ddp.k8s.api import LAUNCHER, STEPS, Api, ApiError, Object
 from kfp_ddp.k8s.objects import allocatable
 from kfp_ddp.models.release import Registering, part_of
 from kfp_ddp.models.serving.rollout import OURS
@@ -308,6 +308,8 @@ class Cluster(FakeApi):
         self.may = may
 
     def call(self, method: str, path: str, body: Any = None, *_: Any, **named: Any) -> Object:
+        if path.endswith("/selfsubjectreviews"):
+            return {"status": {"userInfo": {"username": f"system:serviceaccount:here:{STEPS}"}}}
         if method == "POST":
             verb = body["spec"]["resourceAttributes"]["verb"]
             return {"status": {"allowed": verb in self.may}}
@@ -328,7 +330,11 @@ def test_valid_service_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", Cluster(SERVED), "names the service shop, and no destination"),
         ("/work/exports", Cluster(SERVED), "KServe cannot read /work/exports/model: give"),
         ("gs://models", Cluster({}), "has no inferenceservices .* install KServe"),
-        ("gs://models", Cluster(SERVED, SERVICE_VERBS[:-1]), "no right to patch"),
+        (
+            "gs://models",
+            Cluster(SERVED, SERVICE_VERBS[:-1]),
+            f"to patch .* as .*{STEPS}; mount",
+        ),
         ("gs://models", Cluster({**SERVED, SHOP: {"metadata": {}}}), "was not made by kfp-ddp"),
     ],
 )
