@@ -187,6 +187,8 @@ def report(folder: Path, split: str, output: Path | None) -> None:
     target = output or evaluation / REPORT
     document = report.html(evaluation, bundle if bundle.is_dir() else None)
     with writing(target):
+        if output is None:
+            target.unlink(missing_ok=True)  # the run may be a stranger's, and this a link
         target.write_text(document, encoding="utf-8")
     echo(target)
 

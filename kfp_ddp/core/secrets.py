@@ -57,8 +57,9 @@ _TOKEN = re.compile(
     r"|\bsk-(?:proj-|ant-|live-)?[A-Za-z0-9]{20}|\b[sr]k_live_\w{8}"
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}|[Bb]earer\s+(?=\S*\d)[\w.~+/-]{16}"
     r"|hooks\.slack\.com/(?:services|workflows)/\w|discord(?:app)?\.com/api/webhooks/\d"
+    r"|://[^\s?#]{0,256}\?[\w.~+/-]{16,}(?![\w.~+/=-])"
 )
-"""Beginnings of tokens and keys, and webhooks that are secrets themselves."""
+"""Beginnings of tokens and keys, and webhooks and long queries that are secrets themselves."""
 _PAIR = re.compile(
     r"(?:(?P<query>[?&])|(?<![\w.%]))(?P<name>[a-z_][\w.%-]*)"
     r"(?:\s*=\s*|[\"']?:\s+|[\"']\s*:)[\"']?(?P<value>[^\"'&;,#}\s]*)",
@@ -66,17 +67,20 @@ _PAIR = re.compile(
 )
 _FLAG = re.compile(r"(?<!\S)--?([a-z][\w-]*)\s+(?=[^\s-])", re.IGNORECASE)
 _HARMLESS_QUERY = re.compile(
-    r"(?:alt|branch|bucket_?type|columns?|config|dl|download|encoding|experiment|export|fields|file(?:name)?"
-    r"|format|generation|gid|group|id|lang(?:uage)?|limit|max|min|mode|model|name|namespace|ns"
-    r"|offset|order|page(?:_?size)?|part|path|prefix|project|q|query|raw|ref|region|rev(?:ision)?"
-    r"|run|search|seed|sheet|size|sort|split|subdirectory|subset|tab|table|tag|task|tf-hub-format"
-    r"|type|v|version(?:_?id)?|view|year)=.*|[\w.-]+=(?:-?\d{1,9}|true|false|yes|no)",
+    r"(?:alt|branch|bucket_?type|checksum|columns?|config|date|dl|download|encoding|experiment"
+    r"|export|fields|file(?:name)?|format|generation|gid|group|id|lang(?:uage)?|limit|max|md5"
+    r"|min|mode|model|name|namespace|ns|offset|order|page(?:_?size)?|part|path|persistent_?id"
+    r"|prefix|project|q|query|raw|ref|region|rev(?:ision)?|run|search|seed|sha256|sheet|size"
+    r"|sort|split|subdirectory|subset|tab|table|tag|task|tf-hub-format|timestamp|type|v"
+    r"|version(?:_?id)?|view|year)=.*"
+    r"|[\w.-]+=(?:-?\d{1,9}|true|false|yes|no)",
     re.IGNORECASE,
 )
 """Parts of a query that are no secret: by their name, or small numbers and switches."""
 _SECRET_NAME = re.compile(
-    r"(?:^|_)(?:pass(?:word|wd|phrase|code)?|pwd|pw|tokens?|secrets?|credentials?|creds|hmac|jwt"
-    r"|authorization|cookie|j?session_?id|sas_(?:token|key)|(?:access|amz|goog)_signature"
+    r"(?:^|_)(?:[a-z]*passw(?:or)?d|pass(?:phrase|code)?|pwd|pw|tokens?|secrets?|credentials?"
+    r"|creds|hmac|jwt|authorization|cookie|j?session_?id|sas_(?:token|key)"
+    r"|(?:access|amz|goog)_signature"
     r"|(?:api|access|account|secret|private|auth|master|shared|subscription|service|ssh|storage"
     r"|encryption|license|consumer|client|deploy|admin|root|webhook|wandb)_?keys?(?:_id)?)"
     r"(?:_\d+|_value)?$"
@@ -88,13 +92,15 @@ _HARMLESS_NAME = re.compile(
     r"|special|class|use|has|is|no|n)_(?:\w+_)?(?:keys?|tokens?|secrets?|password)$"
     r"|_(?:file|path|dir|folder|name|type|url|limit|length|size|count|mode|ttl|provider|header)$"
     r"|^(?!env_)(?:\w+_)?(?:bucket_secret|image_pull_secrets|env_from_secrets)$"
+    r"|^env_from_secrets$|(?:^|_)release_(?:sign_password|registry_token)$"
 )
 _HARMLESS_VALUE = re.compile(
-    r"[-+]?\d{0,4}(?:\.\d+)?(?:e[-+]?\d+)?|true|false|yes|no|on|off|none|null|auto|default"
+    r"[-+]?\d{0,4}(?:\.\d+)?(?:e[-+]?\d+)?|=\d+(?:\.[\w*]+)*"
+    r"|true|false|yes|no|on|off|none|null|auto|default"
     r"|\$\w+|\$\{.*|\$\(\w+\)|\{\{.*|<[\w -]+>|\*+|/[\w.-]+(?:/[\w.-]+)+|\[\]|\{",
     re.IGNORECASE,
 )
-"""Numbers, switches, references and paths: values that tell nothing under any name."""
+"""Numbers, pins, switches, references and paths: values that tell nothing under any name."""
 _WORD = re.compile(rf"^{WORD}((?:[A-Za-z0-9+/]{{4}})*(?:[A-Za-z0-9+/]{{2,3}})?)")
 """A packed word, without its padding."""
 _REMEDY = (
@@ -132,7 +138,7 @@ def reason(text: str) -> str:
 
 def reason_of_name(path: tuple[str, ...], value: str) -> str:
     """Return why a value may not be shown that has a name, the last of `path`; '' if it may."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|\W+", "_", "_".join(path[-2:])).lower()
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|\W+", "_", "_".join(filter(None, path[-2:]))).lower()
     if not _SECRET_NAME.search(words) or _HARMLESS_NAME.search(words):
         return ""
     return "" if _HARMLESS_VALUE.fullmatch(value) else "has a secret by its name"

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from kfp_ddp.core import ownership
 from kfp_ddp.core.errors import InputError, StorageError, writing
-from kfp_ddp.core.files import atomic_write, lock, read_below
+from kfp_ddp.core.files import atomic_write, lock, open_lock, read_below
 from kfp_ddp.core.settings import Stored, mapping_in
 from kfp_ddp.jobs.local import start_time
 from kfp_ddp.local.results import say, shown
@@ -236,7 +236,7 @@ def locked(folder: Path) -> Iterator[int]:
     This waits until all processes of a killed command have ended.
     Raise InputError if another command that runs has it; StorageError if the processes do not end.
     """
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_lock(folder / LOCK, 0o600)
     try:
         deadline = time.monotonic() + ENDING_SECONDS
         while not lock(descriptor, folder):

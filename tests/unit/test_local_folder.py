@@ -116,6 +116,20 @@ def test_a_folder_without_our_record_is_not_touched(tmp_path: Path, files: dict[
     assert left.items() >= {name: text for name, text in mine.items() if "." in name}.items()
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_lock_of_a_stranger_is_not_written_to(tmp_path: Path, kind: str) -> None:
+    """A project that is downloaded may have a link of this name, to a file of the user."""
+    mine = write(tmp_path / "mine.txt", "mine")
+    (folder := tmp_path / "demo-output").mkdir()
+    if kind == "link":
+        (folder / ".lock").symlink_to("../mine.txt")
+    else:
+        os.mkfifo(folder / ".lock")
+    with pytest.raises(StorageError, match="--output"):
+        demo.run(folder, 1, {})
+    assert mine.read_text() == "mine"
+
+
 def test_what_a_run_did_not_create_is_not_deleted_by_the_next(tmp_path: Path) -> None:
     run = begin(LocalRun(identity="a", deletes=("work", "artifacts")), tmp_path / "mine", "")
     (run.folder / "cache").mkdir()

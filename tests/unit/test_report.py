@@ -17,6 +17,7 @@ from kfp_ddp.models.evaluation import ClassChange, Compared, slice_of
 from kfp_ddp.training.report.time_spent import PHASES
 from tests import reports, run_output
 from tests.commands import call, output, refused
+from tests.files import write
 
 TWO = ["cat", "dog"]
 COUNTS = [[45, 5], [3, 47]]
@@ -247,7 +248,10 @@ def test_the_report_of_a_local_run_is_written_with_its_verdict(tmp_path: Path) -
     (beside / "verdict.json").write_text(json.dumps({"blessed": False, "reason": "too <low>"}))
     formats = {"model.onnx": {"max_abs_difference": 2e-6, "same_top1": 1.0}}
     (beside.parent / "bundle" / "parity.json").write_text(json.dumps({"formats": formats}))
+    (beside / "report.html").unlink()
+    (beside / "report.html").symlink_to(mine := write(tmp_path / "mine.txt", "mine"))
     assert command(run) == str(beside / "report.html")
+    assert mine.read_text() == "mine"
     made = (beside / "report.html").read_text()
     assert "<b>Not blessed</b><p>too &lt;low&gt;</p>" in made
     assert "Loss by epoch" in made

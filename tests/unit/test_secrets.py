@@ -72,6 +72,9 @@ HARMLESS: list[Any] = [
     ["--index-url", "https://pypi.example.com/simple", "--name", "ana@example.com"],
     ["http://a:81/x", "ana@example.com"],
     {"bucket_secret": "kfp-ddp-bucket", "sign_key": "signing.pem", "champion_key": "champion.pem"},
+    {"env_from_secrets": ["hf-token"], "packages_to_install": ["PyJWT==2.8.0", "jwt==1.*"]},
+    *({"release": {name: "NAME"}} for name in ("sign_key", "sign_password", "registry_token")),
+    {"release.sign_password": "NAME", "url": "https://a.example.com/?persistentId=doi:10.79/DVN/A"},
     {"notify_webhook": "HOOK", "notify_email": "ana@example.com", "image_pull_secrets": ["pull"]},
     {"job": {"env_from_secrets": ["tokens"], "labels": {"team": "auth"}, "claims": {"/a": "b:ro"}}},
     {"env": {"TOKENIZERS_PARALLELISM": "false", "NCCL_DEBUG": "INFO", "MAX_TOKENS": "4096"}},
@@ -115,11 +118,15 @@ SECRET: list[Any] = [
     *(f"sk-{'a1' * 24}", f"AIza{'a' * 35}", f"github_pat_{'a1' * 20}", f"see ghp_{'a1' * 18}."),
     *("-----BEGIN RSA PRIVATE KEY-----\nMII", "https://hooks.slack.com/services/T0/B0/hunter2"),
     *([["--token", P]], ["--a", "b", "--api-key", P], ["x", f"https://u:{P}@h"]),
+    *({"func_args": {"registry_token": P}}, f"https://h/x?{P}{'a1' * 8}"),
     *({"token": P}, {"training": {"a": {"apiKey": P}}}, {"password": [P]}, {"dbPassword": P}),
     *({f"https://u:{P}@h": 1}, {"a": {f"token={P}": {}}}, {"a": [{"b": f"https://u:{P}@h"}]}),
     *(
         {"env": {name: P}}
-        for name in ("HF_TOKEN", "WANDB_API_KEY", "KEY", "MY_KEY_2", "DB_PASSWORD")
+        for name in (
+            *("HF_TOKEN", "WANDB_API_KEY", "KEY", "MY_KEY_2", "DB_PASSWORD"),
+            *("PGPASSWORD", "BUCKET_SECRET", "SIGN_PASSWORD", "REGISTRY_TOKEN"),
+        )
     ),
     *({"env": {name: P}} for name in ("AWS_ACCESS_KEY_ID", "SECRET", "TOKEN_PROD", "CREDENTIALS")),
     *({"env_vars": [{"name": "MY_KEY", "value": P}]}, {"env": {"PASSWORD": "12345678"}}),
@@ -129,8 +136,9 @@ SECRET: list[Any] = [
 
 
 @pytest.mark.parametrize("value", HARMLESS, ids=map(str, range(len(HARMLESS))))
-def test_harmless_value_passes(value: Any) -> None:
-    check_secrets(value, "parameter")
+@pytest.mark.parametrize("name", ["parameter", ""])
+def test_harmless_value_passes(value: Any, name: str) -> None:
+    check_secrets(value, name)
 
 
 @pytest.mark.parametrize("value", SECRET, ids=map(str, range(len(SECRET))))
