@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.jobs.kinds import KINDS
-from kfp_ddp.k8s.api import Api, serves
 from tests.e2e.harness import grounds, queues
 from tests.e2e.harness.gpus import advertise_gpus, lock_gpus
 from tests.e2e.harness.grounds import Grounds
@@ -53,14 +51,13 @@ def test_each_missing_right_is_a_finding_with_a_remedy(cluster: client.ApiClient
         _, trainjob = _examine(ground.namespace, *ON_CPUS, "--backend", "trainjob")
     missing = [item for item in findings if "no right" in item["message"]]
     of_queues = {"localqueues", "workloads"} if queues.served(cluster) else set()
-    rays = KINDS["rayjob"].resource
-    of_rays = {rays.plural} if serves(Api(cluster, "default"), rays) else set()
     assert {item["what"].rpartition(" ")[2] for item in missing} == {
         "trainjobs",
+        "rayjobs",
         "trainingruntimes",
         "events",
         "configmaps",
-        *(of_queues | of_rays),
+        *of_queues,
     }
     assert {item["state"] for item in missing} == {"warn"}
     for item in missing:
