@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.core.images import KINDS
-from kfp_ddp.jobs.source import lock_of
+from kfp_ddp.core.images import KINDS, lock_of
 from kfp_ddp.jobs.worker_start import BY_HASH, WITH_TORCH
 
 

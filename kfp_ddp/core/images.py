@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kfp_ddp import __version__
@@ -60,3 +61,8 @@ class Images(NamedTuple):
             theirs = rf"{re.escape(REGISTRY)}/{kind}:[\w.-]+|{re.escape(PUBLIC[kind])}(?![\w.-])"
             document = re.sub(theirs, getattr(self, kind), document)
         return document
+
+
+def lock_of(image: str, package: Path = Path(__file__).parents[1]) -> Path:
+    """Return the lock of an image, or of what a pod installs first."""
+    return package / "images" / image / "requirements.lock"

@@ -85,9 +85,17 @@ def without_markers(listing: Listing) -> tuple[Listing, list[tuple[str, str]]]:
 
 
 def reason_invalid(name: str, size: int = 0) -> str:
-    """Return why this name cannot be a file; '' if it can. A trailing slash names a folder."""
+    """Return why this name cannot be a file of a dataset; '' if it can."""
     if _PLAIN.fullmatch(name) and not name.startswith("_"):
         return ""
+    first = name.partition("/")[0]
+    if first in RESERVED:
+        return f"{first} is reserved"
+    return reason_unsafe(name, size)
+
+
+def reason_unsafe(name: str, size: int = 0) -> str:
+    """Return why this name cannot be a file; '' if it can. A trailing slash names a folder."""
     if not name:
         return "empty name"
     if name.startswith("/"):
@@ -99,8 +107,6 @@ def reason_invalid(name: str, size: int = 0) -> str:
     if not _SAFE.fullmatch(name):
         return "control character, change of the writing direction or invalid text"
     segments = name.split("/")
-    if segments[0] in RESERVED:
-        return f"{segments[0]} is reserved"
     if any(segment in ("", ".", "..") for segment in segments):
         return "segment that is empty, . or .."
     if any(len(segment.encode()) > SEGMENT_BYTES for segment in segments):

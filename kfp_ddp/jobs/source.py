@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import kfp_ddp
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.images import KINDS
+from kfp_ddp.core.images import KINDS, lock_of
 from kfp_ddp.core.secrets import reason
 from kfp_ddp.jobs import worker_start
 from kfp_ddp.jobs.code import digest_of, tar_of
@@ -120,11 +120,6 @@ def _files(package: Path) -> Iterable[tuple[str, Path]]:
     for image in _LOCKS:
         path = lock_of(image, package)
         yield f"kfp_ddp/{path.relative_to(package).as_posix()}", path
-
-
-def lock_of(image: str, package: Path = _PACKAGE) -> Path:
-    """Return the lock of an image."""
-    return package / "images" / image / "requirements.lock"
 
 
 def has_source(found: Object) -> bool:

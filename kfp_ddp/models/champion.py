@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.settings import Stored
-from kfp_ddp.datasets.names import reason_invalid
+from kfp_ddp.datasets.names import reason_unsafe
 from kfp_ddp.models.bundle import (
     DELETING,
     LARGEST_SUCCESS,
@@ -139,7 +139,7 @@ def list_versions(where: Store, name: str = "") -> dict[str, list[str]]:
     for path, _ in where.list(f"{name}/" if name else ""):
         parts = path.split("/")
         marked = len(parts) == 3 and parts[2] in marks and re.fullmatch(_VERSION, parts[1])
-        if marked and not reason_invalid(parts[0]):
+        if marked and not reason_unsafe(parts[0]):
             marks[parts[2]].add((parts[0], parts[1]))
     versions: dict[str, list[str]] = {}
     for model, version in sorted(marks[SUCCESS] - marks[DELETING]):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.core.files import sha256
-from kfp_ddp.datasets.names import reason_invalid
+from kfp_ddp.datasets.names import reason_unsafe
 from kfp_ddp.storage.store import Store
 from kfp_ddp.training.state.manifest import MANIFEST, read_manifest, step_dir, step_of
 
@@ -76,7 +76,7 @@ def fetch(where: Store, name: str, run_dir: Path) -> bool:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     files = (file.removeprefix(f"{name}/") for file, _ in where.list(f"{name}/"))
-    others = (f for f in files if f != MANIFEST and "/" not in f and not reason_invalid(f))
+    others = (f for f in files if f != MANIFEST and "/" not in f and not reason_unsafe(f))
     for file in (MANIFEST, *others):
         with (aside / file).open("w+b") as into:
             if not where.fetch(f"{name}/{file}", into, _LARGEST):

@@ -12,7 +12,7 @@ from typing import Self
 from kfp_ddp.core.errors import InputError, KfpDdpError, writing
 from kfp_ddp.core.folders import SCRATCH_VARIABLE, is_remote, make_own, scratch_dir
 from kfp_ddp.core.run_folder import open_run_dir, task_folder
-from kfp_ddp.datasets.names import reason_invalid
+from kfp_ddp.datasets.names import reason_unsafe
 from kfp_ddp.runs import checkpoints
 from kfp_ddp.storage import leases
 from kfp_ddp.storage.kinds import open_store
@@ -146,7 +146,7 @@ def fetch(store: Store, names: Iterable[str], folder: Path) -> None:
 def is_plain(name: str) -> bool:
     """Return whether a listed name can be a file of a run: neither hidden nor refused by a sync."""
     hidden = any(part.startswith(".") for part in name.split("/"))
-    return not (hidden or name.endswith("/") or reason_invalid(name))
+    return not (hidden or name.endswith("/") or reason_unsafe(name))
 
 
 def local_folder(uri: str) -> Path:

@@ -96,7 +96,7 @@ def plant(folder: Path, identity: str, theirs: Path) -> None:
         "folder": str(theirs),
         "data": str(theirs),
     }
-    write(folder / "run.json", json.dumps(fields))
+    write(folder / "run.json", json.dumps(fields, default=str))
 
 
 def command(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":

@@ -1,3 +1,4 @@
+import csv
 import hashlib
 import json
 import os
@@ -124,8 +125,8 @@ def run_example(exported: Trained) -> None:
     """Run the example in the model card of a bundle on one image."""
     folder = exported.bundle
     example = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[0]
-    row = (folder / "predictions.csv").read_text().splitlines()[1]
-    path, _, predicted = row.split(",")[:3]
+    with (folder / "predictions.csv").open(newline="") as file:
+        path, _, predicted = list(csv.reader(file))[1][:3]
     code = example.replace("picture.jpg", str(exported.dataset / "val" / path))
     command = [sys.executable, "-c", code]
     ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)

@@ -1,5 +1,6 @@
 """The committed pipelines through kfp.local, also stopped in one step after the other."""
 
+import csv
 import json
 import re
 import shutil
@@ -89,8 +90,9 @@ def test_first_nightly_run_fits_the_images_and_exports_the_champion(place: Place
     config = json.loads((place.first_run / "config.json").read_text())
     assert (config["epochs"], config["batch_size"]) == (2, 8)
     assert 0 < config["warmup_epochs"] < 2
-    predictions = (place.first_run / "evaluation" / "predictions.csv").read_text().splitlines()[1:]
-    assert {row.partition(",")[0] for row in predictions} == {name for name, _ in sides.val}
+    with (place.first_run / "evaluation" / "predictions.csv").open(newline="") as file:
+        predictions = [row[0] for row in csv.reader(file)][1:]
+    assert set(predictions) == {name for name, _ in sides.val}
     assert (place.first_run / "bundle" / "_SUCCESS").is_file()
     assert (place.models / place.champion / "_SUCCESS").is_file()
 
