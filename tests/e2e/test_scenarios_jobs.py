@@ -1,7 +1,6 @@
 """Jobs whose step is evicted, lost or killed, and two recurring runs with one champion."""
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -127,6 +126,7 @@ def prepare(run_dir: str, data: str, seed: int) -> str:
 def wait_for_all(folder: str, run_id: str, runs: int, version: str) -> str:
     """Wait until all runs have a verdict; return the version that this one compared with."""
     import os
+    import time
 
     os.makedirs(folder, exist_ok=True)
     open(f"{folder}/{run_id}", "w").close()
