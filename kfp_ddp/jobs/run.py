@@ -129,9 +129,8 @@ def _follow(
     ending.leave_if_cancelled(f"{jobs.kind.title} {jobs.identity.job_name(number)}")
     job = jobs.ensure(number)
     check_job.check_gang(jobs.api, jobs.spec, job, ending.cancelled)
-    follower = Follower(jobs.api, jobs.kind, job, ending, run_dir, progress)
-    follower.sent = jobs.manifest(number)
-    return follower.run(limits)
+    sent = jobs.manifest(number)
+    return Follower(jobs.api, jobs.kind, job, ending, run_dir, progress, sent).run(limits)
 
 
 def _limits(spec: LaunchSpec, stall_minutes: float) -> Limits:

@@ -85,11 +85,12 @@ class Follower:
         ending: Ending,
         run_dir: Path | None,
         progress: bool = False,
+        sent: Object | None = None,
     ) -> None:
+        """Follow `job`; of what was `sent`, an adopted one may have lost a part before."""
         name = job["metadata"]["name"]
         self.api, self.kind, self.job, self.ending = api, kind, job, ending
-        self.sent = job
-        """What was sent; an adopted job may have lost a part of it before."""
+        self.sent = sent or job
         self.title = f"{kind.title} {name}"
         self.watches = Watches(api, kind, name, ending.changed)
         self.pods = Pods(kind, started(job))
