@@ -79,9 +79,9 @@ def local_dataset(dataset: str, run_dir: Path, run_id: str = "") -> Iterator[Pat
     with SyncProgress() as progress:
         result = sync(request.source, target, options, progress.watch, run_id=run_id, only=only)
     print(report.line(result), flush=True)
-    older = result.names.listing.crc_digest("" if options.pack == "none" else options.pack)
+    same = request.digest in (result.digest, result.exact)
     # Another pod may have the version under the name that an earlier release gave it.
-    if request.digest not in (result.digest, result.exact, older):
+    if not same and request.digest != result.names.listing.crc_digest(options.layout):
         raise StorageError(
             f"{result.source} is version {result.digest[:12]} by now, but the run started with "
             f"{request.digest[:12]}: start a new run, or sync to a PVC if the source changes "

@@ -100,6 +100,11 @@ class SyncOptions:
         if self.mirror and self.pack != "none":
             raise InputError("pack=tar makes versions; leave mirroring off to use it")
 
+    @property
+    def layout(self) -> str:
+        """Return what a version's digest tells of its files; '' for one file for each object."""
+        return "" if self.pack == "none" else self.pack
+
 
 def glob_of(name: str) -> str:
     """Return a glob of this name alone."""

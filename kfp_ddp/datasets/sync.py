@@ -130,10 +130,9 @@ def _list(context: Context, target: Path) -> names.Names:
 
 def _plan(context: Context, store: DatasetVersions, dataset: str, listed: names.Names) -> Result:
     """Return the version that the target should hold; nothing is done for it yet."""
-    pack = context.options.pack
     if not context.options.delete:
         _keep_extras(listed, store.before(dataset), dataset, Filter((), context.options.exclude))
-    layout = "" if pack == "none" else pack
+    layout = context.options.layout
     exact = listed.listing.digest(layout)
     url = context.source.url
     result = Result(url, dataset, exact, store.version(exact), listed, exact)
