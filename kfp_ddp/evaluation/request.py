@@ -12,6 +12,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import Settings, split
 from kfp_ddp.core.step import KEY_NAME, KEY_NAME_MEANING
+from kfp_ddp.models.release import ChampionKey
 from kfp_ddp.storage.kinds import check_address
 
 OUTPUT, REQUEST = "--output-dir", "--request"
@@ -30,9 +31,7 @@ class Measuring(Settings):
     resamples: int = Field(1000, ge=0, le=100_000)
     """Bootstrap samples for the intervals of macro F1 and calibration error; 0 for no such
     intervals."""
-    champion_key: str = Field("", pattern=KEY_NAME)
-    """Key of the bucket's secret with a public key in PEM, which must verify the champion's
-    signature before anything of it is used; empty for no verification."""
+    champion_key: ChampionKey = ""
 
 
 class RankRequest(Settings):

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -29,6 +29,17 @@ class Variants(Settings):
     """Largest loss of accuracy of a further form, as a share; one that loses more is left out."""
     calibration_images: int = Field(256, ge=1, le=10_000)
     """Number of training images that calibrate int8."""
+
+
+ChampionKey = Annotated[
+    str,
+    Field(
+        pattern=KEY_NAME,
+        description="Key of the bucket's secret with a public key in PEM, which must verify the "
+        "champion's\nsignature before anything of it is used; empty for no verification.",
+    ),
+]
+"""Of the gate and of the evaluation before it."""
 
 
 class Signing(Settings):

@@ -10,6 +10,7 @@ from kfp_ddp.core.settings import Settings
 from kfp_ddp.core.step import KEY_NAME, KEY_NAME_MEANING
 from kfp_ddp.evaluation.comparison import mcnemar
 from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.models.release import ChampionKey
 
 SIGNIFICANT = 0.05
 """Maximum p-value of the gain over the majority class."""
@@ -43,9 +44,7 @@ class Rules(Settings):
     champion_must_exist: bool = False
     """Fail if there is no champion yet, for example after a misspelt name; false for a first
     run."""
-    champion_key: str = Field("", pattern=KEY_NAME)
-    """Key of the bucket's secret with a public key in PEM, which must verify the champion's
-    signature before anything of it is used; empty for no verification."""
+    champion_key: ChampionKey = ""
     max_latency_ms: float = Field(0.0, ge=0)
     """Maximum median latency of one image in milliseconds, measured during export; 0 for no
     limit."""
