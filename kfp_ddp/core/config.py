@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.secrets import reason
 from kfp_ddp.core.text import one_line, yaml_of
 
 T = TypeVar("T")
@@ -218,6 +217,10 @@ def _typed(name: str, value: Any, origin: str) -> Any:
     if not isinstance(value, kind):
         expected = {bool: "true or false", float: "a number", str: "text"}[kind]
         raise InputError(f"{origin}: {name}={one_line(reprlib.repr(value))} should be {expected}")
-    if isinstance(value, str) and (why := reason(value)):
+    if not isinstance(value, str):
+        return value
+    from kfp_ddp.core.secrets import reason  # its patterns take 10 ms, and most users set little
+
+    if why := reason(value):
         raise InputError(f"{origin}: {name} {why}: settings are shown, so give it without")
     return value
