@@ -112,12 +112,14 @@ format: $(INSTALLED) ## mend lint and format
 	$(VENV)/bin/ruff format .
 
 UV_LOCK := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
+# The one package without a wheel is for people, and no pod needs it.
+IMAGE_LOCK := $(UV_LOCK) --no-emit-package kfp-server-api --constraint requirements.lock
 STORES := --extra azure --extra huggingface --extra s3
 lock: $(INSTALLED) ## the locks again, from pyproject.toml
 	$(UV_LOCK) --all-extras --group dev pyproject.toml --output-file requirements.lock
-	$(UV_LOCK) --no-emit-package kfp-server-api --constraint requirements.lock --extra launch --extra registry --extra sign --extra sweep $(STORES) pyproject.toml --output-file images/launcher/requirements.lock
-	$(UV_LOCK) --no-emit-package kfp-server-api --constraint requirements.lock --extra train --extra monitor --extra mlflow --extra export --extra heif --extra parquet --extra timm --extra verify $(STORES) pyproject.toml --output-file images/trainer/requirements.lock
-	$(UV_LOCK) --no-emit-package kfp-server-api --constraint requirements.lock --extra serve --extra verify $(STORES) pyproject.toml --output-file images/server/requirements.lock
+	$(IMAGE_LOCK) --extra launch --extra registry --extra sign --extra sweep $(STORES) pyproject.toml --output-file images/launcher/requirements.lock
+	$(IMAGE_LOCK) --extra train --extra monitor --extra mlflow --extra export --extra heif --extra parquet --extra timm --extra verify $(STORES) pyproject.toml --output-file images/trainer/requirements.lock
+	$(IMAGE_LOCK) --extra serve --extra verify $(STORES) pyproject.toml --output-file images/server/requirements.lock
 	printf '%s\n' hatchling setuptools | $(UV_LOCK) --constraint requirements.lock - --output-file images/wheel/requirements.lock
 	echo uv | $(UV_LOCK) - --output-file images/uv/requirements.lock
 

@@ -265,22 +265,24 @@ def champion_is_whole(where: Store) -> None:
     assert opened.verify() > 0
 
 
-KINDS = ["folder", pytest.param("bucket", marks=pytest.mark.slow)]
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.slow)])
+def root(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """Where models are published."""
+    if request.param == "folder":
+        return str(tmp_path)
+    request.getfixturevalue("bucket")
+    return "gs://bucket"
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("deletes_first", [True, False])
 def test_a_version_is_published_again_while_it_is_deleted(
-    kind: str, deletes_first: bool, tmp_path: Path, request: pytest.FixtureRequest
+    root: str, deletes_first: bool, tmp_path: Path
 ) -> None:
     """At each request of one of them the other one does all of its own."""
-    if kind == "bucket":
-        request.getfixturevalue("bucket")
     made = tmp_path / "made"
     ends: set[str] = set()
     for number in itertools.count(1):
-        address = f"gs://bucket/{number}" if kind == "bucket" else str(tmp_path / str(number))
-        where = open_store(address)
+        where = open_store(f"{root}/{number}")
         for wrong in (4, 3, 9):
             version = exported(where, "m", tmp_path / f"{number}-{wrong}", wrong, Lineage("r"))
             if wrong != 9:
@@ -311,15 +313,10 @@ def test_a_version_is_published_again_while_it_is_deleted(
     assert ends >= {"moved", "refused", "deleted"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("promoted", [False, True])
-def test_an_interrupted_deletion_is_completed(
-    kind: str, promoted: bool, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_an_interrupted_deletion_is_completed(root: str, promoted: bool, tmp_path: Path) -> None:
     """Until then nobody believes the version; if it is the champion by then, it remains."""
-    if kind == "bucket":
-        request.getfixturevalue("bucket")
-    where = open_store("gs://bucket/x" if kind == "bucket" else str(tmp_path / "x"))
+    where = open_store(f"{root}/x")
     models = open_store(f"{where.uri}/m")
     ends: set[bool] = set()
     for wrong in (4, 3):
