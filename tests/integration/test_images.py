@@ -1,5 +1,6 @@
 """Images and the wheel, where no container engine is: their files and their installs."""
 
+import importlib.metadata
 import re
 import shlex
 import subprocess
@@ -9,11 +10,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from kfp_ddp.core.images import PUBLIC
 from kfp_ddp.jobs.source import map_name
 
 REPOSITORY = Path(__file__).parents[2]
+ROOT_LOCK = REPOSITORY / "requirements.lock"
 PACKAGE = re.compile(r"^([a-z0-9.-]+)==(\S+)", re.MULTILINE)
 
 
@@ -42,11 +46,26 @@ def test_image_does_not_run_as_root_and_its_base_is_an_argument(image: str) -> N
     assert all(line.split()[1] == "${BASE}" for line in lines if line.startswith("FROM"))
 
 
+def test_lock_has_what_its_packages_require() -> None:
+    # It is installed without resolving dependencies. CPU=1 leaves some out that it has.
+    lock = {canonicalize_name(name): version for name, version in pinned(ROOT_LOCK)}
+    missing = list[str]()
+    for distribution in importlib.metadata.distributions():
+        for text in distribution.requires or []:
+            requirement = Requirement(text)
+            if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+                continue
+            version = lock.get(canonicalize_name(requirement.name))
+            if version is None or not requirement.specifier.contains(version, prereleases=True):
+                missing.append(f"{distribution.name} requires {text}")
+    assert missing == []
+
+
 @pytest.mark.parametrize("image", ["launcher", "server", "trainer", "wheel"])
 def test_lock_of_an_image_is_a_part_of_the_lock(image: str) -> None:
     part = pinned(REPOSITORY / "images" / image / "requirements.lock")
     assert part
-    assert part <= pinned(REPOSITORY / "requirements.lock")
+    assert part <= pinned(ROOT_LOCK)
 
 
 def test_launcher_has_no_torch() -> None:
