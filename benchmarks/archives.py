@@ -93,9 +93,9 @@ def _packed(home: Path) -> Path:
 
 def _dealt(data: Path) -> tuple[Any, Any, Any]:
     """The run's configuration, its training images and what deals them."""
+    from kfp_ddp.pictures.splits import splits_of
     from kfp_ddp.training.config import TrainConfig
     from kfp_ddp.training.data.sampler import ResumableSampler, windows_of
-    from kfp_ddp.training.data.splits import splits_of
 
     third = sum(path.stat().st_size for path in data.rglob("*") if path.is_file()) / 3 / 2**20
     config = TrainConfig.create(
@@ -127,8 +127,8 @@ def _ours(data: Path) -> Callable[[], object]:
 
 def _read(data: Path) -> Callable[[], object]:
     """The bytes of an epoch's images, in its order."""
-    from kfp_ddp.training.data import shards
-    from kfp_ddp.training.data.shards import ReadAhead
+    from kfp_ddp.pictures import shards
+    from kfp_ddp.pictures.shards import ReadAhead
 
     _, index, sampler = _dealt(data)
 
@@ -169,7 +169,7 @@ def _opened(path: str) -> Any:
     """As torchvision's own loader, with the delay where it is measured."""
     from PIL import Image
 
-    from kfp_ddp.training.data import shards
+    from kfp_ddp.pictures import shards
 
     content = shards.content(shards.Where(path), 1 << 30)
     return Image.open(io.BytesIO(content)).convert("RGB")
@@ -229,7 +229,8 @@ def _delayed(call: Callable[[], object]) -> Callable[[], object]:
 @contextlib.contextmanager
 def _slow_requests() -> Iterator[None]:
     """Let what the page cache does not hold be had after a pause only."""
-    from kfp_ddp.training.data import image_files, shards
+    from kfp_ddp.pictures import shards
+    from kfp_ddp.training.data import image_files
 
     pread, content = shards.pread, shards.content
 

@@ -124,7 +124,7 @@ def _ours(root: Path) -> Callable[[], object]:
     import torch
 
     from kfp_ddp.evaluation.predict import merged, predict_share
-    from kfp_ddp.training.data.splits import scan
+    from kfp_ddp.pictures.splits import scan
     from kfp_ddp.training.distributed import alone
     from kfp_ddp.training.model.networks import build
 

@@ -85,11 +85,11 @@ def _ours(root: Path, cached: bool) -> Callable[[], object]:
     """One epoch of our loader in this process, to normalised float32."""
     import torch
 
+    from kfp_ddp.pictures.splits import scan
     from kfp_ddp.training.config import TrainConfig
     from kfp_ddp.training.data.cache import Cache
     from kfp_ddp.training.data.loader import Images, Pixels, loader, to_device
     from kfp_ddp.training.data.sampler import ResumableSampler
-    from kfp_ddp.training.data.splits import scan
     from kfp_ddp.training.distributed import keep_freed
 
     torch.set_num_threads(1)

@@ -31,9 +31,9 @@ from kfp_ddp.models import onnx_runtimes
 from kfp_ddp.models.bundle import LARGEST_MODEL, ONNX, WEIGHTS, Bundle
 from kfp_ddp.models.interface import read_interface
 from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, Logits
-from kfp_ddp.training.config import MAX_PIXELS, Reading
-from kfp_ddp.training.data import decoder
-from kfp_ddp.training.data.shards import Where, content
+from kfp_ddp.pictures import decoder
+from kfp_ddp.pictures.reading import MAX_PIXELS, Reading
+from kfp_ddp.pictures.shards import Where, content
 
 if TYPE_CHECKING:
     from kfp_ddp.models.signature import Signer

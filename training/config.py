@@ -2,44 +2,22 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WrapValidator, model_validator
 
 from kfp_ddp.core.secrets import reason
 from kfp_ddp.core.settings import Settings, hint
+from kfp_ddp.pictures.reading import BACKGROUND, MAX_PIXELS, VALUE_RANGE, Reading
 from kfp_ddp.training import model_file
 from kfp_ddp.training.model import timm_networks
 from kfp_ddp.training.model.torchvision_weights import TORCHVISION
 
 SMALL_RESNETS = ("cifar_resnet8", "cifar_resnet14", "cifar_resnet20")
 MODELS = (*SMALL_RESNETS, *TORCHVISION)
-MAX_PIXELS = 100_000_000
-BACKGROUND = "^(#[0-9a-fA-F]{6})?$"
-_NUMBER = r"-?\d{1,15}(\.\d{1,15})?"
-VALUE_RANGE = f"^({_NUMBER},{_NUMBER})?$"
 ADAMW = {"learning_rate": 1e-3, "weight_decay": 1e-2}
 """Defaults of optimizer=adamw, for fields that were not set."""
 
-
-class Reading(NamedTuple):
-    """How images are read; fields are as in `TrainConfig`, defaults as in runs without them."""
-
-    on_bad_image: str = "fail"
-    max_pixels: int = MAX_PIXELS
-    background: str = ""
-    images: str = "convert"
-    value_range: str = ""
-    crop: float = 0.0
-    """As in `timm_networks.Preprocessing`; not a field."""
-
-    @property
-    def most_bytes(self) -> int:
-        """Bytes of the largest file: pixels of 8 bytes, profiles and thumbnails."""
-        return 8 * self.max_pixels + 2**26
-
-
-READING = Reading()
 
 RANDOM = ("auto", "false")
 """Values of `pretrained` with which a training starts from random weights."""

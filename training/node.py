@@ -86,7 +86,7 @@ def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
     ranks = most * int(args.nproc_per_node)
     if config.is_set("batch_size") and not config.batch_size_per_rank:
         batches.check_divides(config.batch_size, config.micro_batch_size, ranks)
-    from kfp_ddp.training.data import splits
+    from kfp_ddp.pictures import splits
 
     data, plenty = Path(config.data), 100 * ranks
     if splits.count_images(data, most=plenty) < plenty:

@@ -16,8 +16,8 @@ from kfp_ddp.core.failure import Failure, in_memory, write_record
 from kfp_ddp.core.packed import unpack
 from kfp_ddp.core.run_folder import RunFolder, try_to_write
 from kfp_ddp.core.text import from_json
+from kfp_ddp.pictures.splits import Splits
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data.splits import Splits
 from kfp_ddp.training.distributed import gpu_or_cpu
 from kfp_ddp.training.model import networks, timm_networks
 from kfp_ddp.training.prepare import check_network, with_splits

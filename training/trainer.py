@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.pictures.splits import Index
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import on_device
 from kfp_ddp.training.data.cache import decoded_bytes
@@ -25,7 +26,6 @@ from kfp_ddp.training.data.loader import (
     to_device,
 )
 from kfp_ddp.training.data.sampler import ResumableSampler, classes_of, windows_of
-from kfp_ddp.training.data.splits import Index
 from kfp_ddp.training.data.transforms import mixed
 from kfp_ddp.training.distributed import Stop, World, no_garbage_collection
 from kfp_ddp.training.model import own_model

@@ -87,9 +87,9 @@ def evaluating(root: str, name: str, size: int, batch: int, device: str) -> dict
     import torch
 
     from kfp_ddp.evaluation.predict import scored
-    from kfp_ddp.training.config import READING
+    from kfp_ddp.pictures.reading import READING
+    from kfp_ddp.pictures.splits import scan
     from kfp_ddp.training.data.loader import fixed_batches
-    from kfp_ddp.training.data.splits import scan
     from kfp_ddp.training.distributed import alone, autocast
     from kfp_ddp.training.model.networks import MEAN, STD, build
     from kfp_ddp.training.state.checkpoint import ModelInfo

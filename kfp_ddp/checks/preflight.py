@@ -30,10 +30,10 @@ from kfp_ddp.models import weights_download
 from kfp_ddp.models.registry import registry_of
 from kfp_ddp.models.release import Deployment, Registering, Signing, part_of
 from kfp_ddp.models.signature import key_of, signer_of
+from kfp_ddp.pictures.layout import LayoutRule
 from kfp_ddp.runs.notify import notify_of_refusal
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.store import Store
-from kfp_ddp.training.data.layout import LayoutRule
 from kfp_ddp.training.report.time_spent import price_on
 
 TRAINING_SIZE = frozenset(

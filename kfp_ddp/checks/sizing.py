@@ -24,9 +24,9 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.objects import parse_quantity
 from kfp_ddp.models import weights_download
 from kfp_ddp.models.weights_download import RANDOM_START, Start
+from kfp_ddp.pictures.header import frame_of
+from kfp_ddp.pictures.layout import LayoutRule
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data.header import frame_of
-from kfp_ddp.training.data.layout import LayoutRule
 from kfp_ddp.training.model.torchvision_weights import files_of
 from kfp_ddp.training.recipes import OPTIMIZER_FIELDS
 from kfp_ddp.training.report.time_spent import priced

@@ -163,7 +163,7 @@ def _run_pipeline(context: click.Context, addresses: list[str], words: Sequence[
 
 def _pictures(path: Path) -> list[Path]:
     """Return the file itself, or the images below a folder."""
-    from kfp_ddp.training.data.sides import SUFFIXES, is_image
+    from kfp_ddp.pictures.sides import SUFFIXES, is_image
 
     if not path.is_dir():
         return [path]

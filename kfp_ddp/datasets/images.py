@@ -14,13 +14,13 @@ from kfp_ddp.datasets.names import apply, without_markers
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
+from kfp_ddp.pictures.layout import Layout, LayoutRule, lay_out
+from kfp_ddp.pictures.sides import SIDES, TRAIN, tables_in
+from kfp_ddp.pictures.splits import splits_of
+from kfp_ddp.pictures.tables import LARGEST, Labels, labels_of
 from kfp_ddp.storage.kinds import open_source
 from kfp_ddp.storage.listing import Filter, Listing
 from kfp_ddp.storage.source import Retry, SourceOptions
-from kfp_ddp.training.data.layout import Layout, LayoutRule, lay_out
-from kfp_ddp.training.data.sides import SIDES, TRAIN, tables_in
-from kfp_ddp.training.data.splits import splits_of
-from kfp_ddp.training.data.tables import LARGEST, Labels, labels_of
 
 FEW = 10
 """A class with fewer training images gets a warning."""

@@ -26,9 +26,9 @@ from kfp_ddp.core.spreadsheet import Reader, write_rows
 from kfp_ddp.core.text import from_json, one_line, printable
 from kfp_ddp.datasets.names import apply
 from kfp_ddp.evaluation.request import PARQUET, PredictionRequest, suffix_of
+from kfp_ddp.pictures.sides import is_ignored, is_image, no_images
 from kfp_ddp.storage.kinds import kind_of, open_source, open_store
 from kfp_ddp.storage.listing import Listing, weakness
-from kfp_ddp.training.data.sides import is_ignored, is_image, no_images
 
 PROBABILITY = "probability_"
 """Begin of the name of a column, before that of the class."""

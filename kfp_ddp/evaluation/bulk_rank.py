@@ -26,14 +26,15 @@ from kfp_ddp.evaluation.evaluator import Subject, read_bundle
 from kfp_ddp.evaluation.predict import EMBEDDED, Work, scored
 from kfp_ddp.evaluation.request import PredictionRequest
 from kfp_ddp.models.signature import Signer, signer_of
+from kfp_ddp.pictures import decoder
+from kfp_ddp.pictures.reading import Reading
+from kfp_ddp.pictures.shards import Where, content
+from kfp_ddp.pictures.splits import Index
 from kfp_ddp.runs.workspace import MORE_STORAGE
 from kfp_ddp.storage.kinds import open_source
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import Changed, Retry, Source
-from kfp_ddp.training.config import Reading
-from kfp_ddp.training.data import decoder, loader
-from kfp_ddp.training.data.shards import Where, content
-from kfp_ddp.training.data.splits import Index
+from kfp_ddp.training.data import loader
 from kfp_ddp.training.distributed import World, alone, gpu_or_cpu, half_precision
 
 

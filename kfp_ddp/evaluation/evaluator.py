@@ -24,9 +24,9 @@ from kfp_ddp.models.champion import Champion
 from kfp_ddp.models.evaluation import CHAMPION_FOLDER, PREDICTIONS, Evaluation
 from kfp_ddp.models.signature import Signer
 from kfp_ddp.models.signature import check as check_signature
+from kfp_ddp.pictures.sides import TEST, TRAIN
+from kfp_ddp.pictures.splits import Index, sides_of
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.training.data.sides import TEST, TRAIN
-from kfp_ddp.training.data.splits import Index, sides_of
 from kfp_ddp.training.distributed import World, alone, gpu_or_cpu
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
 from kfp_ddp.training.state.manifest import MANIFEST, read_manifest

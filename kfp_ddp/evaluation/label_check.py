@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from kfp_ddp.core.spreadsheet import write_rows
 from kfp_ddp.evaluation.measure import MOST_SCORES
 from kfp_ddp.evaluation.predict import EMBEDDED, Predictions
-from kfp_ddp.training.data.shards import Where
+from kfp_ddp.pictures.shards import Where
 
 Array = NDArray[Any]
 

@@ -22,11 +22,11 @@ from kfp_ddp.core.spreadsheet import write_rows
 from kfp_ddp.evaluation.drift import Sample
 from kfp_ddp.evaluation.measure import COLUMNS, Tally
 from kfp_ddp.models.evaluation import PREDICTION_COLUMNS
-from kfp_ddp.training.config import READING, Reading
+from kfp_ddp.pictures.reading import READING, Reading
+from kfp_ddp.pictures.splits import Index
 from kfp_ddp.training.data import loader
 from kfp_ddp.training.data.loader import Pixels, pixel_format
 from kfp_ddp.training.data.sampler import Keys
-from kfp_ddp.training.data.splits import Index
 from kfp_ddp.training.distributed import World, autocast, keep_freed
 from kfp_ddp.training.model.networks import head_of, logits
 from kfp_ddp.training.state.checkpoint import ModelInfo

@@ -19,9 +19,9 @@ from kfp_ddp.models import champion as champions
 from kfp_ddp.models.bundle import REFERENCE
 from kfp_ddp.models.evaluation import CHAMPION_FOLDER, FILE, PREDICTIONS, Compared, Evaluation
 from kfp_ddp.models.signature import signer_of
+from kfp_ddp.pictures.sides import TEST
 from kfp_ddp.report.data import ReportData
 from kfp_ddp.runs.workspace import RunWorkspace
-from kfp_ddp.training.data.sides import TEST
 
 if TYPE_CHECKING:
     from kfp_ddp.evaluation.roc import Roc

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.pictures.layout import Layout, lay_out
+from kfp_ddp.pictures.reading import Reading
+from kfp_ddp.pictures.shards import Where
+from kfp_ddp.pictures.sides import SIDES, TRAIN
 from kfp_ddp.report.data import Dataset, Doubtful, Mistake, ReportData
 from kfp_ddp.report.events import downsample
 from kfp_ddp.storage import manifest
-from kfp_ddp.training.config import Reading
-from kfp_ddp.training.data.layout import Layout, lay_out
-from kfp_ddp.training.data.shards import Where
-from kfp_ddp.training.data.sides import SIDES, TRAIN
 from kfp_ddp.training.report.metrics import read_events
 
 if TYPE_CHECKING:
     from kfp_ddp.evaluation.label_check import Doubt
     from kfp_ddp.evaluation.predict import Predictions
-    from kfp_ddp.training.data.splits import Index
+    from kfp_ddp.pictures.splits import Index
     from kfp_ddp.training.state.checkpoint import ModelInfo
 
 NOTES_VARIABLE = "KFP_DDP_DATASET_NOTES"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import is_relative
 from kfp_ddp.models.evaluation import Slice, reason, slice_of
+from kfp_ddp.pictures import shards
+from kfp_ddp.pictures.tables import LARGEST, Labels
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.training.data import shards
-from kfp_ddp.training.data.tables import LARGEST, Labels
 
 if TYPE_CHECKING:
-    from kfp_ddp.training.data.splits import Index
+    from kfp_ddp.pictures.splits import Index
 
 PATH = "path"
 MOST_TAGS, MOST_VALUES, LONGEST = 50, 200, 100

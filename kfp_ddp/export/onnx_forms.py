@@ -11,9 +11,9 @@ from torch import Tensor
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.export.formats import INPUT, save_onnx
+from kfp_ddp.pictures.sides import TRAIN
+from kfp_ddp.pictures.splits import sides_of
 from kfp_ddp.training.data.loader import evaluation_batches
-from kfp_ddp.training.data.sides import TRAIN
-from kfp_ddp.training.data.splits import sides_of
 from kfp_ddp.training.data.transforms import short_side
 from kfp_ddp.training.state.checkpoint import ModelInfo
 

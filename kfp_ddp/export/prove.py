@@ -13,8 +13,8 @@ from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.export.formats import Predict
 from kfp_ddp.export.infra_process import BATCHES, times
+from kfp_ddp.pictures.splits import sides_of
 from kfp_ddp.training.data.loader import evaluation_batches
-from kfp_ddp.training.data.splits import sides_of
 from kfp_ddp.training.state.checkpoint import ModelInfo
 
 SAMPLES = 16

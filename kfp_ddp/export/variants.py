@@ -19,9 +19,9 @@ from kfp_ddp.models.bundle import ONNX, WEIGHTS
 from kfp_ddp.models.evaluation import LARGEST_PREDICTIONS, Evaluation, prediction_rows
 from kfp_ddp.models.release import Variants
 from kfp_ddp.models.variants import FILES, MeasuredVariant, VariantsRecord
+from kfp_ddp.pictures.splits import sides_of
 from kfp_ddp.training.data.image_files import read
 from kfp_ddp.training.data.loader import fixed_batches
-from kfp_ddp.training.data.splits import sides_of
 from kfp_ddp.training.distributed import alone
 from kfp_ddp.training.state.checkpoint import ModelInfo
 

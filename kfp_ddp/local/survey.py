@@ -16,14 +16,14 @@ from kfp_ddp.datasets.images import uneven
 from kfp_ddp.datasets.names import apply
 from kfp_ddp.datasets.options import MOST_ROWS, glob_of
 from kfp_ddp.local.results import shown
+from kfp_ddp.pictures.layout import Layout, LayoutRule, lay_out
+from kfp_ddp.pictures.reading import Reading
+from kfp_ddp.pictures.shards import Where, content
+from kfp_ddp.pictures.sides import ARCHIVES, TEST, TRAIN, VAL, is_image, tables_in
+from kfp_ddp.pictures.splits import read_tables
 from kfp_ddp.storage.folder_source import LOST_AND_FOUND
 from kfp_ddp.storage.kinds import check_address, open_source
 from kfp_ddp.storage.listing import Filter, Listing
-from kfp_ddp.training.config import Reading
-from kfp_ddp.training.data.layout import Layout, LayoutRule, lay_out
-from kfp_ddp.training.data.shards import Where, content
-from kfp_ddp.training.data.sides import ARCHIVES, TEST, TRAIN, VAL, is_image, tables_in
-from kfp_ddp.training.data.splits import read_tables
 
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 """Bytes near the end of a complete file, and of a thumbnail in its header."""
@@ -240,7 +240,7 @@ def _size(path: Path) -> int:
 
 def _open(path: Path, reading: Reading, complete: bool) -> _Header | str:
     """Return the header of an image, or why it cannot be read, or decoded if `complete`."""
-    from kfp_ddp.training.data import decoder
+    from kfp_ddp.pictures import decoder
 
     try:
         if not path.is_file():

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.models.bundle import CLASSES, INTERFACE, REQUEST, RESPONSE, Bundle
-from kfp_ddp.training.config import BACKGROUND, VALUE_RANGE
+from kfp_ddp.pictures.reading import BACKGROUND, VALUE_RANGE
 
 LARGEST_SIDE = 16384
 _LARGEST = 64 << 20

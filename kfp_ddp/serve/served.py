@@ -25,8 +25,8 @@ from kfp_ddp.models.bundle import LARGEST_MODEL, ONNX, Bundle
 from kfp_ddp.models.champion import open_bundle
 from kfp_ddp.models.interface import Interface, read_interface, read_sample
 from kfp_ddp.models.onnx_runtimes import Loaded, Logits, load
+from kfp_ddp.pictures.reading import MAX_PIXELS
 from kfp_ddp.predict import ranking, softmax, square
-from kfp_ddp.training.config import MAX_PIXELS
 
 if TYPE_CHECKING:
     from kfp_ddp.models.signature import Signer

@@ -17,11 +17,11 @@ from PIL import Image
 
 from kfp_ddp.local import demo as demo_bucket
 from kfp_ddp.models.registry import client
+from kfp_ddp.pictures.splits import scan
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.loader import evaluation_batches
-from kfp_ddp.training.data.splits import scan
 from kfp_ddp.training.model.networks import build, normalise
 from kfp_ddp.training.state import checkpoint
 from tests.evaluations import Trained

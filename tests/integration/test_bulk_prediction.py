@@ -30,12 +30,12 @@ from kfp_ddp.evaluation.request import PredictionRequest
 from kfp_ddp.models import bundle as bundles
 from kfp_ddp.models import signature, weights
 from kfp_ddp.models.evaluation import prediction_rows
+from kfp_ddp.pictures.splits import scan
 from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.folder_source import FolderReader
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.source import Changed, Entry
 from kfp_ddp.training.data.loader import pixel_format
-from kfp_ddp.training.data.splits import scan
 from kfp_ddp.training.distributed import alone, autocast
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
 from tests.commands import call, document, refused

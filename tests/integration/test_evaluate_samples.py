@@ -15,11 +15,11 @@ from kfp_ddp.datasets.sync import sync
 from kfp_ddp.evaluation.engine import log_metrics
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.pictures.sides import SIDES
+from kfp_ddp.pictures.splits import splits_of
 from kfp_ddp.pipelines.form import form_of
 from kfp_ddp.report.data import ReportData
 from kfp_ddp.report.summary import markdown
-from kfp_ddp.training.data.sides import SIDES
-from kfp_ddp.training.data.splits import splits_of
 from kfp_ddp.training.state import checkpoint
 from tests import gating
 from tests.evaluations import Trained, run_step

@@ -19,8 +19,8 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.evaluation.comparison import mcnemar
 from kfp_ddp.models import bundle, weights
 from kfp_ddp.models.evaluation import FILE, PREDICTIONS, Evaluation
+from kfp_ddp.pictures.splits import scan
 from kfp_ddp.training.data.loader import evaluation_batches
-from kfp_ddp.training.data.splits import scan
 from kfp_ddp.training.model.networks import build, normalise
 from kfp_ddp.training.state import checkpoint as checkpoints
 from kfp_ddp.training.state.checkpoint import load_model

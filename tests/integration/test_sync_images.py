@@ -7,8 +7,8 @@ import pytest
 
 from kfp_ddp.core.text import cell
 from kfp_ddp.datasets.images import look_at
+from kfp_ddp.pictures.layout import LayoutRule, lay_out
 from kfp_ddp.storage.listing import Listing
-from kfp_ddp.training.data.layout import LayoutRule, lay_out
 from tests.gcs_server import Bucket
 from tests.sync_runs import step
 

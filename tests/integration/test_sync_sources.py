@@ -16,12 +16,12 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets import report
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.transfer import SMALL
+from kfp_ddp.pictures.decoder import decode
 from kfp_ddp.storage import event_loop, store
 from kfp_ddp.storage.http.answer import Response
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.s3_objects import as_anonymous, s3_client
 from kfp_ddp.storage.source import MAX_OBJECTS, Changed, Entry, Transient
-from kfp_ddp.training.data.decoder import decode
 from tests import tls
 from tests.gcs_server import Bucket, serve
 from tests.serving import Files, serving_by

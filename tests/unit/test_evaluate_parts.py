@@ -22,9 +22,9 @@ from kfp_ddp.jobs import local
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.local import Ended
 from kfp_ddp.models.evaluation import wilson
+from kfp_ddp.pictures.reading import Reading
+from kfp_ddp.pictures.splits import Index, scan
 from kfp_ddp.runs.workspace import RunWorkspace
-from kfp_ddp.training.config import Reading
-from kfp_ddp.training.data.splits import Index, scan
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.model.networks import MEAN, STD, build
 from kfp_ddp.training.state.checkpoint import ModelInfo

@@ -16,8 +16,8 @@ from kfp_ddp.export import prove
 from kfp_ddp.export.formats import Servable, trace
 from kfp_ddp.export.prove import ParityError, latency, parity, real_samples
 from kfp_ddp.models import weights
+from kfp_ddp.pictures.splits import Index
 from kfp_ddp.training.data.loader import evaluation_batches
-from kfp_ddp.training.data.splits import Index
 from kfp_ddp.training.distributed import alone
 from kfp_ddp.training.model import networks
 from kfp_ddp.training.state.checkpoint import ModelInfo

@@ -123,6 +123,7 @@ def test_steps_import_only_packages_of_their_image(image: str) -> None:
 
 LAYERS = (
     {"core"},
+    {"pictures"},
     {"training"},
     {"storage", "k8s"},
     {"jobs", "datasets", "models", "report", "runs", "evaluation", "export", "checks"},

@@ -20,8 +20,8 @@ from kfp_ddp.cli import serve as predict
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.export import contents, formats, onnx_forms
 from kfp_ddp.export.formats import INPUT, OUTPUT
+from kfp_ddp.pictures.reading import Reading
 from kfp_ddp.predict import Model, square
-from kfp_ddp.training.config import Reading
 from kfp_ddp.training.data import image_files, transforms
 from tests import triton
 

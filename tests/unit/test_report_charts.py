@@ -11,11 +11,11 @@ from PIL import Image
 
 from kfp_ddp import report
 from kfp_ddp.evaluation.report_data import dataset_facts
+from kfp_ddp.pictures.splits import sides_of
 from kfp_ddp.report.charts import Series, confusion_matrix, line_chart
 from kfp_ddp.report.data import ReportData
 from kfp_ddp.report.events import MAX_POINTS, downsample, resumed_epochs
 from kfp_ddp.report.training import time_section, training_curves
-from kfp_ddp.training.data.splits import sides_of
 from kfp_ddp.training.report.metrics import read_events
 from kfp_ddp.training.report.time_spent import PHASES
 from tests import reports

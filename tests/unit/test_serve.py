@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 from uvicorn.server import ServerState
 
+from kfp_ddp.pictures.reading import MAX_PIXELS
 from kfp_ddp.serve import limits
 from kfp_ddp.serve.limits import MAX_BODY, BodyLimit, HttpConnection, InProgress
 from kfp_ddp.serve.served import Batches, BusyError, most_pixels
-from kfp_ddp.training.config import MAX_PIXELS
 
 JSON_SIZE = "inference_header_content_length"
 

@@ -19,7 +19,7 @@ from kfp_ddp.evaluation.bulk import Table
 from kfp_ddp.evaluation.label_check import Doubt, to_csv
 from kfp_ddp.evaluation.measure import Tally
 from kfp_ddp.evaluation.predict import Predictions
-from kfp_ddp.training.data.splits import Index
+from kfp_ddp.pictures.splits import Index
 
 TEXTS = ("=1+1", "+1", "-1", "@x", "\tx", "\n=1", "\r", "\uff1d1", "'=1", "''@x", "a\r=1", "x;=1+1")
 SPECIAL = [*map(chr, range(128)), *"\x85\u2028\uff1d"]

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from kfp_ddp.core.errors import JobError, StorageError
+from kfp_ddp.pictures.splits import Index
 from kfp_ddp.runs.record import newest_checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.loader import Split
-from kfp_ddp.training.data.splits import Index
 from kfp_ddp.training.model.networks import MEAN, STD, build
 from kfp_ddp.training.model.strategies import Ddp
 from kfp_ddp.training.model_file import pack

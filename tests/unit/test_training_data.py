@@ -14,11 +14,11 @@ import torch.nn.functional as F  # noqa: N812
 from PIL import Image
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.pictures.splits import scan
 from kfp_ddp.training.data import loader, transforms
 from kfp_ddp.training.data.cache import Cache, folder_for
 from kfp_ddp.training.data.image_files import examine
 from kfp_ddp.training.data.loader import Batch, Images
-from kfp_ddp.training.data.splits import scan
 from kfp_ddp.training.model import networks
 from tests.training_ranks import ALONE, config, dataset, run, trainer
 

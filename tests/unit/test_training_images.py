@@ -19,13 +19,13 @@ from PIL import Image
 from kfp_ddp import predict
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.local.survey import _open
-from kfp_ddp.training.config import Reading
-from kfp_ddp.training.data import decoder
+from kfp_ddp.pictures import decoder
+from kfp_ddp.pictures.header import plain_pixels
+from kfp_ddp.pictures.reading import Reading
+from kfp_ddp.pictures.splits import scan
 from kfp_ddp.training.data.cache import Cache
-from kfp_ddp.training.data.header import plain_pixels
 from kfp_ddp.training.data.image_files import examine, read
 from kfp_ddp.training.data.loader import Images, evaluation_batches
-from kfp_ddp.training.data.splits import scan
 from tests import training_ranks
 
 FORMS = {

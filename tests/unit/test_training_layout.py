@@ -13,9 +13,9 @@ import pytest
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets.settings import rule_of
 from kfp_ddp.datasets.versions import leases_of
-from kfp_ddp.training.data.layout import Layout, LayoutRule, Part, lay_out
-from kfp_ddp.training.data.splits import count_images, scan, sides_of, splits_of
-from kfp_ddp.training.data.tables import labels_of
+from kfp_ddp.pictures.layout import Layout, LayoutRule, Part, lay_out
+from kfp_ddp.pictures.splits import count_images, scan, sides_of, splits_of
+from kfp_ddp.pictures.tables import labels_of
 from kfp_ddp.training.prepare import _scan
 from tests.training_ranks import run
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.models import get_model
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training.data.splits import Index
+from kfp_ddp.pictures.splits import Index
 from kfp_ddp.training.data.transforms import mixed
 from kfp_ddp.training.model import networks, strategies
 from kfp_ddp.training.model.convolutions import Conv2d, use_products

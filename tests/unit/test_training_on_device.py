@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.pictures.splits import scan
 from kfp_ddp.training import prepare
 from kfp_ddp.training.data import on_device, transforms
 from kfp_ddp.training.data.cache import Cache
 from kfp_ddp.training.data.loader import Batch, Images
-from kfp_ddp.training.data.splits import scan
 from tests.training_ranks import ALONE, config, trainer
 from tests.unit.test_training_fractions import photograph, run
 

@@ -15,15 +15,15 @@ import torch
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.sync import sync
+from kfp_ddp.pictures import shards
+from kfp_ddp.pictures.reading import Reading
+from kfp_ddp.pictures.shards import Members, content, members
+from kfp_ddp.pictures.splits import Index, splits_of
 from kfp_ddp.storage import manifest
-from kfp_ddp.training.config import Reading
-from kfp_ddp.training.data import shards
 from kfp_ddp.training.data.cache import Cache, folder_for
 from kfp_ddp.training.data.image_files import examine
 from kfp_ddp.training.data.loader import Images, evaluation_batches, evaluation_keys, loader
 from kfp_ddp.training.data.sampler import ResumableSampler, windows_of
-from kfp_ddp.training.data.shards import Members, content, members
-from kfp_ddp.training.data.splits import Index, splits_of
 from kfp_ddp.training.prepare import digest_of
 from tests.files import write
 from tests.training_ranks import ALONE, dataset, run

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training.data.layout import Layout, lay_out
-from kfp_ddp.training.data.tables import Labels, labels_of
+from kfp_ddp.pictures.layout import Layout, lay_out
+from kfp_ddp.pictures.tables import Labels, labels_of
 from tests.unit.test_training_layout import by_class, photographs
 
 

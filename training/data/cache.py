@@ -14,11 +14,11 @@ from torch import Tensor
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.folders import is_own
+from kfp_ddp.pictures.shards import Where
+from kfp_ddp.pictures.splits import Index
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import transforms
 from kfp_ddp.training.data.image_files import Findings, examine
-from kfp_ddp.training.data.shards import Where
-from kfp_ddp.training.data.splits import Index
 
 
 class Cache:

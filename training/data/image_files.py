@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training.config import READING, Reading, TrainConfig
-from kfp_ddp.training.data import decoder
-from kfp_ddp.training.data.header import Frame, frame_of, is_usual, plain_pixels
-from kfp_ddp.training.data.shards import Where, content
+from kfp_ddp.pictures import decoder
+from kfp_ddp.pictures.header import Frame, frame_of, is_usual, plain_pixels
+from kfp_ddp.pictures.reading import READING, Reading
+from kfp_ddp.pictures.shards import Where, content
+from kfp_ddp.training.config import TrainConfig
 
 
 class Need(NamedTuple):

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import same_text
-from kfp_ddp.training.data.sides import (
+from kfp_ddp.pictures.sides import (
     SIDES,
     TEST,
     TRAIN,
@@ -20,7 +20,7 @@ from kfp_ddp.training.data.sides import (
     role_in,
     tables_in,
 )
-from kfp_ddp.training.data.tables import Labels
+from kfp_ddp.pictures.tables import Labels
 
 _PATH = ("path", "filename", "file", "image", "imageid", "filepath", "imagepath", "name")
 _BOXES = "predictionstring"

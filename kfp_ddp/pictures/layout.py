@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import same_text
-from kfp_ddp.training.data.columns import assign_by_labels
-from kfp_ddp.training.data.sides import (
+from kfp_ddp.pictures.columns import assign_by_labels
+from kfp_ddp.pictures.sides import (
     SIDES,
     TEST,
     TRAIN,
@@ -28,7 +28,7 @@ from kfp_ddp.training.data.sides import (
     unify,
     use_a_table,
 )
-from kfp_ddp.training.data.tables import Labels
+from kfp_ddp.pictures.tables import Labels
 
 _SHOWN = 5
 _FEWEST, _TENTH = 2, 10

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import read_below
-from kfp_ddp.training.data import shards
-from kfp_ddp.training.data.layout import Part, check_known, lay_out, number
-from kfp_ddp.training.data.shards import Slices, Where
-from kfp_ddp.training.data.sides import (
+from kfp_ddp.pictures import shards
+from kfp_ddp.pictures.layout import Part, check_known, lay_out, number
+from kfp_ddp.pictures.shards import Slices, Where
+from kfp_ddp.pictures.sides import (
     SIDES,
     SUFFIXES,
     TEST,
@@ -24,7 +24,7 @@ from kfp_ddp.training.data.sides import (
     system_folder,
     unify,
 )
-from kfp_ddp.training.data.tables import LARGEST, Labels, labels_of
+from kfp_ddp.pictures.tables import LARGEST, Labels, labels_of
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from kfp_ddp.core.text import one_line
-from kfp_ddp.training.config import READING, Reading
-from kfp_ddp.training.data.header import ORIENTATION, frame_of, orientation_of
+from kfp_ddp.pictures.header import ORIENTATION, frame_of, orientation_of
+from kfp_ddp.pictures.reading import READING, Reading
 
 _MAGIC = re.compile(
     rb"(?P<Jpeg>\xff\xd8\xff)|(?P<Png>\x89PNG\r\n\x1a\n)|(?P<Gif>GIF8[79]a)|(?P<Bmp>BM)"

@@ -1,0 +1,1 @@
+"""What a folder of pictures means: names, classes and splits; and how a picture is decoded."""
