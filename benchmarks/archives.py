@@ -94,8 +94,8 @@ def _packed(home: Path) -> Path:
 def _dealt(data: Path) -> tuple[Any, Any, Any]:
     """The run's configuration, its training images and what deals them."""
     from kfp_ddp.pictures.splits import splits_of
-    from kfp_ddp.training.config import TrainConfig
     from kfp_ddp.training.data.sampler import ResumableSampler, windows_of
+    from kfp_ddp.training.spec.config import TrainConfig
 
     third = sum(path.stat().st_size for path in data.rglob("*") if path.is_file()) / 3 / 2**20
     config = TrainConfig.create(

@@ -189,8 +189,8 @@ class Measurement:
         """The share of the GPU's peak; none where that is not known."""
         import torch
 
-        from kfp_ddp.training.config import TrainConfig
         from kfp_ddp.training.report.meter import peak_of, training_flops
+        from kfp_ddp.training.spec.config import TrainConfig
 
         peak = peak_of(torch.cuda.get_device_name()) if torch.cuda.is_available() else 0.0
         if not peak or not images_per_s:

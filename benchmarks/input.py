@@ -86,11 +86,11 @@ def _ours(root: Path, cached: bool) -> Callable[[], object]:
     import torch
 
     from kfp_ddp.pictures.splits import scan
-    from kfp_ddp.training.config import TrainConfig
     from kfp_ddp.training.data.cache import Cache
     from kfp_ddp.training.data.loader import Images, Pixels, loader, to_device
     from kfp_ddp.training.data.sampler import ResumableSampler
     from kfp_ddp.training.distributed import keep_freed
+    from kfp_ddp.training.spec.config import TrainConfig
 
     torch.set_num_threads(1)
     keep_freed()

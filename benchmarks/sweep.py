@@ -21,7 +21,7 @@ from kfp_ddp.core.step import handling_signals
 from kfp_ddp.sweep.engine import read
 from kfp_ddp.sweep.study import Result, Study, Trial, search
 from kfp_ddp.training import rank
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 
 EPOCHS, IMAGES = 9, 200
 SPACE = {

@@ -58,9 +58,9 @@ def trainer_on(root: Path, name: str, size: int, **fields: Any) -> Any:
     """A trainer on `root`, alone or in the process group of this process, and its cache."""
     from kfp_ddp.pictures.splits import scan
     from kfp_ddp.training import distributed
-    from kfp_ddp.training.config import TrainConfig
     from kfp_ddp.training.data.cache import Cache
     from kfp_ddp.training.data.loader import Split
+    from kfp_ddp.training.spec.config import TrainConfig
     from kfp_ddp.training.trainer import Trainer
 
     settings: dict[str, Any] = {"data": str(root), "model": name, "image_size": size, "workers": 0}

@@ -25,8 +25,8 @@ from typing import Any
 from kfp_ddp import __version__
 from kfp_ddp.checks.form import choices, description
 from kfp_ddp.core.settings import Settings
-from kfp_ddp.training.model import timm_networks
-from kfp_ddp.training.model.torchvision_weights import DEFAULT, PUBLISHED, TABLE
+from kfp_ddp.training.spec import timm_networks
+from kfp_ddp.training.spec.torchvision_weights import DEFAULT, PUBLISHED, TABLE
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "docs/*.md", "training/README.md", "components/*/README.md")

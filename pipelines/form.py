@@ -19,7 +19,7 @@ from kfp_ddp.jobs.launch_spec import JOB_INTERNAL
 from kfp_ddp.models.weights_download import is_path
 from kfp_ddp.pipelines.document import Document, defaults_of, text_of
 from kfp_ddp.pipelines.document import read as read_document
-from kfp_ddp.training import model_file
+from kfp_ddp.training.spec import model_file
 
 COMPILED = Path(kfp_ddp.__file__).parent / "compiled"
 KINDS: dict[str, tuple[type, str]] = {

@@ -74,8 +74,8 @@ train_resnet_claimless = variant(
 def _wire_script(form: dict[str, Any], claims: Claims) -> None:
     """Sync a bucket, run a script of yours on all ranks, evaluate, gate and export its weights.
 
-    The script is a Python file as `kfp_ddp.training.model_file.pack` packs it. Its environment and
-    outputs are described in training/README.md. `model` is its network, and script_args of
+    The script is a Python file as `kfp_ddp.training.spec.model_file.pack` packs it. Its environment
+    and outputs are described in training/README.md. `model` is its network, and script_args of
     `training` are its arguments.
     """
     train_resnet.wire(form, claims)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from kfp_ddp.core.files import sha256, sha256_of_json
-from kfp_ddp.training.state.manifest import DIGEST, MANIFEST, STATE, step_dir
+from kfp_ddp.training.spec.manifest import DIGEST, MANIFEST, STATE, step_dir
 
 
 def save(run_dir: Path, step: int, content: bytes = b"", **fields: object) -> Path:

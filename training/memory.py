@@ -8,12 +8,12 @@ import torch
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.failure import full_memory
 from kfp_ddp.pictures.splits import Index
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.loader import pixels_of
 from kfp_ddp.training.data.transforms import mixed, size_of_epoch
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.model import own_model
 from kfp_ddp.training.model.networks import logits
+from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.state.learner import Learner
 from kfp_ddp.training.trainer import Loss
 

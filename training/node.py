@@ -26,9 +26,9 @@ from kfp_ddp.core.errors import FULL, PREEMPTED, InputError, KfpDdpError, Storag
 from kfp_ddp.core.failure import Failure, cause_in_error_files, final_failure, report
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.text import from_json
-from kfp_ddp.training import batches
-from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.flags import parse
+from kfp_ddp.training.spec import batches
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.flags import parse
 from kfp_ddp.training.watch import ELASTIC, FINAL, LAUNCH, PARENT, RESTARTS, Parent
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -17,13 +17,14 @@ from kfp_ddp.core.packed import unpack
 from kfp_ddp.core.run_folder import RunFolder, try_to_write
 from kfp_ddp.core.text import from_json
 from kfp_ddp.pictures.splits import Splits
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import gpu_or_cpu
-from kfp_ddp.training.model import networks, timm_networks
+from kfp_ddp.training.model import networks
 from kfp_ddp.training.prepare import check_network, with_splits
-from kfp_ddp.training.report.metrics import Metrics
+from kfp_ddp.training.spec import timm_networks
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.manifest import step_dir
+from kfp_ddp.training.spec.metrics import Metrics
 from kfp_ddp.training.state import checkpoint, initial_weights, saving
-from kfp_ddp.training.state.manifest import step_dir
 from kfp_ddp.training.watch import LAUNCH, Heartbeat, end_for_good
 
 WEIGHTS = ("model.safetensors", "model.pt")

@@ -17,15 +17,16 @@ from kfp_ddp.core.run_folder import try_to_write
 from kfp_ddp.core.version import pinned
 from kfp_ddp.pictures import shards
 from kfp_ddp.pictures.splits import Index, Splits, splits_of
-from kfp_ddp.training import batches, memory
-from kfp_ddp.training.config import AUTO, TrainConfig
-from kfp_ddp.training.data import on_device, shared_memory
+from kfp_ddp.training import memory
+from kfp_ddp.training.data import on_device
 from kfp_ddp.training.data.cache import Cache, folder_for
 from kfp_ddp.training.data.image_files import Findings, examine
 from kfp_ddp.training.data.loader import Split
 from kfp_ddp.training.data.transforms import size_of_epoch
 from kfp_ddp.training.distributed import World, half_precision
 from kfp_ddp.training.model import networks, own_model
+from kfp_ddp.training.spec import batches, shared_memory
+from kfp_ddp.training.spec.config import AUTO, TrainConfig
 from kfp_ddp.training.state import saving
 from kfp_ddp.training.state.initial_weights import initialise, network_of
 from kfp_ddp.training.watch import ELASTIC, LAUNCH

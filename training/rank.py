@@ -19,8 +19,8 @@ from kfp_ddp.core.errors import (
 )
 from kfp_ddp.core.failure import Failure, full_memory, lost_peer, write_record
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.flags import parse
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.flags import parse
 from kfp_ddp.training.watch import Heartbeat, Parent, Progress, end_for_good, remove_stale
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.pictures.splits import Index
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import on_device
 from kfp_ddp.training.data.cache import decoded_bytes
 from kfp_ddp.training.data.loader import (
@@ -33,6 +32,7 @@ from kfp_ddp.training.model.networks import logits
 from kfp_ddp.training.report.meter import before_exchange
 from kfp_ddp.training.report.run_report import Report
 from kfp_ddp.training.report.traces import trace
+from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.state.learner import Learner, learning_rate
 from kfp_ddp.training.state.saving import Saving
 from kfp_ddp.training.watch import Progress

@@ -21,8 +21,8 @@ from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec, Supervision
 from kfp_ddp.k8s.objects import AMOUNT, QUANTITY, parse_quantity
 from kfp_ddp.models import release
 from kfp_ddp.runs.notify import Notification
-from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.recipes import RecipeName
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.recipes import RecipeName
 
 F = TypeVar("F", bound=Callable[..., Any])
 UNSET = ("auto", 0, "")

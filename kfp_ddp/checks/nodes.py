@@ -8,7 +8,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.fields import is_gpu
 from kfp_ddp.k8s.api import ApiError, Object
 from kfp_ddp.k8s.objects import allocatable, parse_quantity
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 
 CHOOSE = "give gpus_per_node, 0 to train on CPUs"
 DRIVER, CAPABILITY = 580, (7, 5)

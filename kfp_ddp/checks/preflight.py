@@ -34,7 +34,7 @@ from kfp_ddp.pictures.layout import LayoutRule
 from kfp_ddp.runs.notify import notify_of_refusal
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.store import Store
-from kfp_ddp.training.report.time_spent import price_on
+from kfp_ddp.training.spec.time_spent import price_on
 
 TRAINING_SIZE = frozenset(
     ("nodes", "gpus_per_node", "nproc_per_node", "cpu", "memory", "cpu_request", "memory_request")

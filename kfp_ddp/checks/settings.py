@@ -30,9 +30,9 @@ from kfp_ddp.models.release import check_model_name, part_of
 from kfp_ddp.models.weights_download import RANDOM_START, Start
 from kfp_ddp.runs.notify import Notification
 from kfp_ddp.storage.kinds import check_address
-from kfp_ddp.training.batches import check_divides, check_single
-from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.recipes import configured
+from kfp_ddp.training.spec.batches import check_divides, check_single
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.recipes import configured
 
 Finder = Callable[..., Start]
 PARAMETER = "is a parameter of the form"

@@ -26,10 +26,10 @@ from kfp_ddp.models import weights_download
 from kfp_ddp.models.weights_download import RANDOM_START, Start
 from kfp_ddp.pictures.header import frame_of
 from kfp_ddp.pictures.layout import LayoutRule
-from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.model.torchvision_weights import files_of
-from kfp_ddp.training.recipes import OPTIMIZER_FIELDS
-from kfp_ddp.training.report.time_spent import priced
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.recipes import OPTIMIZER_FIELDS
+from kfp_ddp.training.spec.time_spent import priced
+from kfp_ddp.training.spec.torchvision_weights import files_of
 
 BOXES = ("model", "epochs", "pretrained")
 """Settings of a training that are parameters of the form."""

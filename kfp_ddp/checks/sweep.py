@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings
-from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.recipes import RecipeName
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.recipes import RecipeName
 
 if TYPE_CHECKING:
     import optuna

@@ -14,7 +14,7 @@ from kfp_ddp.report.charts import COLOURS, Series, line_chart
 from kfp_ddp.report.events import curve, is_number, training_time
 from kfp_ddp.report.render import render
 from kfp_ddp.runs.record import TaskRecord
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 
 IGNORED = TrainConfig.set_by_step | {"cache_dir", "resume"}
 """Settings that differ between any two runs, or do not change the model."""

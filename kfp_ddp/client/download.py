@@ -27,7 +27,7 @@ from kfp_ddp.models.evaluation import FILE
 from kfp_ddp.report.training import training_curves, training_page
 from kfp_ddp.runs.record import newest_checkpoint
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.training.report.metrics import read_events
+from kfp_ddp.training.spec.metrics import read_events
 
 if TYPE_CHECKING:
     from kfp_ddp.client.compat import Client

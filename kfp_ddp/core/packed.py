@@ -11,7 +11,7 @@ PYTHON, WORD, ARCHIVE = (
     f"data:{kind};base64," for kind in ("text/x-python", "text/plain", "application/gzip")
 )
 _KINDS = {
-    PYTHON: ("Python file", "kfp_ddp.training.model_file.pack"),
+    PYTHON: ("Python file", "kfp_ddp.training.spec.model_file.pack"),
     WORD: ("word", "kfp_ddp.jobs.authoring.as_script"),
     ARCHIVE: ("archive", "kfp_ddp.jobs.authoring.as_folder"),
 }

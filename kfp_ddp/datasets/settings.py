@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, create_model, field_
 from kfp_ddp.core.settings import Settings, split
 from kfp_ddp.datasets.options import SyncOptions, expanded
 from kfp_ddp.pictures.layout import LayoutRule
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 
 
 class _Model(Settings):

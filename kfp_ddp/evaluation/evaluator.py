@@ -28,8 +28,8 @@ from kfp_ddp.pictures.sides import TEST, TRAIN
 from kfp_ddp.pictures.splits import Index, sides_of
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.distributed import World, alone, gpu_or_cpu
+from kfp_ddp.training.spec.manifest import MANIFEST, read_manifest
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
-from kfp_ddp.training.state.manifest import MANIFEST, read_manifest
 
 MOST_TRAINED = 10_000
 """Maximum training images to read in addition: less than a short training reads in an epoch."""

@@ -17,7 +17,7 @@ from kfp_ddp.pictures.sides import SIDES, TRAIN
 from kfp_ddp.report.data import Dataset, Doubtful, Mistake, ReportData
 from kfp_ddp.report.events import downsample
 from kfp_ddp.storage import manifest
-from kfp_ddp.training.report.metrics import read_events
+from kfp_ddp.training.spec.metrics import read_events
 
 if TYPE_CHECKING:
     from kfp_ddp.evaluation.label_check import Doubt

@@ -1,4 +1,4 @@
-"""Record and files of an evaluation. Does not import torch."""
+"""Record and files of an evaluation."""
 
 import hashlib
 import re

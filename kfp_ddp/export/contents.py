@@ -16,8 +16,8 @@ from kfp_ddp.export.formats import INPUT, MAX_BATCH, OUTPUT
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants
-from kfp_ddp.training import model_file
 from kfp_ddp.training.data.transforms import short_side
+from kfp_ddp.training.spec import model_file
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
 
 _PACKAGES = ("kfp-ddp", "torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "safetensors")

@@ -17,7 +17,7 @@ from kfp_ddp.models import bundle, variants
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants, check_model_name, part_of
 from kfp_ddp.runs.workspace import open_workspace
-from kfp_ddp.training.state.manifest import read_manifest
+from kfp_ddp.training.spec.manifest import read_manifest
 
 _FORMAT = 2  # of the bundle; existing bundles of another format are not reused
 

@@ -24,7 +24,7 @@ from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.resource import PODS, WORKFLOWS, Resource
 from kfp_ddp.k8s.watch_cache import WatchCache
-from kfp_ddp.training.state.manifest import step_dirs, step_of
+from kfp_ddp.training.spec.manifest import step_dirs, step_of
 
 BRIEF_SECONDS = 0.5
 LEAVE_SECONDS = 3.0
@@ -39,7 +39,7 @@ class StepFiles:
     """The log cursors and the heartbeat of a step; failed writes are retried.
 
     Rank 0 stops the job, with a checkpoint, when the heartbeat file goes stale; see
-    `stop_when_stale` of `kfp_ddp.training.config.TrainConfig`.
+    `stop_when_stale` of `kfp_ddp.training.spec.config.TrainConfig`.
     """
 
     def __init__(self, folder: RunFolder, job: str, printer: Printer, trains: bool = False) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from kfp_ddp.training import node
 from kfp_ddp.training.__main__ import leave
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.own_script import call
 from kfp_ddp.training.rank import run_and_report
+from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.watch import Parent
 
 RANK = "--rank"

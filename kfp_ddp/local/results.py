@@ -22,7 +22,7 @@ from kfp_ddp.core.run_folder import LABELS_TO_CHECK
 from kfp_ddp.core.spreadsheet import Reader
 from kfp_ddp.core.text import bar, plural
 from kfp_ddp.jobs.progress import MetricsTail, TrainingProgress, clock
-from kfp_ddp.training.report.metrics import read_events
+from kfp_ddp.training.spec.metrics import read_events
 
 CLEAR_LINE = "\r\x1b[2K"
 DETAIL_WIDTH = 66

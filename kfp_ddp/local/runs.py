@@ -25,8 +25,8 @@ from kfp_ddp.models.weights_download import find, is_path, is_per_node, obtain
 from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.document import is_file, program_of, read
 from kfp_ddp.pipelines.form import COMPILED, Form, Word, check_arguments, form_of, named_after
-from kfp_ddp.training.batches import divide
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.batches import divide
+from kfp_ddp.training.spec.config import TrainConfig
 
 _FIXED = {
     "source": "is the argument SOURCE",

@@ -1,4 +1,4 @@
-"""The record of an evaluation, `evaluation.json`. Does not import torch."""
+"""The record of an evaluation, `evaluation.json`."""
 
 import io
 import math

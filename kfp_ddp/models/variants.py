@@ -1,4 +1,4 @@
-"""Record of the further forms of a model, `variants.json`. Does not import torch."""
+"""Record of the further forms of a model, `variants.json`."""
 
 from typing import Literal
 

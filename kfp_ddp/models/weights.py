@@ -11,7 +11,7 @@ from torch import nn
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.state import safetensors_file
 from kfp_ddp.training.state.checkpoint import ModelInfo, check_shapes
 

@@ -23,9 +23,10 @@ from kfp_ddp.storage.http.client import HttpClient, HttpPool
 from kfp_ddp.storage.http.origin import Origin, Request, target_of
 from kfp_ddp.storage.kinds import check_no_login, open_store
 from kfp_ddp.storage.source import Retry, Transient, is_temporary
-from kfp_ddp.training.config import MODELS, RANDOM
-from kfp_ddp.training.model import timm_networks
-from kfp_ddp.training.model.torchvision_weights import (
+from kfp_ddp.training.spec import timm_networks
+from kfp_ddp.training.spec.config import MODELS, RANDOM
+from kfp_ddp.training.spec.manifest import MANIFEST, STATE
+from kfp_ddp.training.spec.torchvision_weights import (
     DEFAULT,
     PREFIX,
     TORCHVISION,
@@ -36,7 +37,6 @@ from kfp_ddp.training.model.torchvision_weights import (
     files_of,
     is_intact,
 )
-from kfp_ddp.training.state.manifest import MANIFEST, STATE
 
 MOST_IMAGES = 50_000
 """From this number on, `auto` means random weights: a choice by order of magnitude."""

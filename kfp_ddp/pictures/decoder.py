@@ -1,4 +1,4 @@
-"""Decode pictures, of several pages the first, alike in training and serving; without torch."""
+"""Decode pictures, of several pages the first, alike in training and serving."""
 
 import contextlib
 import importlib

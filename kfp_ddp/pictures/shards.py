@@ -1,4 +1,4 @@
-"""Packed versions: the archive and the bytes of each image, and reading ahead; free of torch."""
+"""Packed versions: the archive and the bytes of each image, and reading ahead."""
 
 import contextlib
 import errno

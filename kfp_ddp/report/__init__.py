@@ -1,4 +1,4 @@
-"""Report of a model: one HTML file, written again by each step; does not import torch."""
+"""Report of a model: one HTML file, written again by each step."""
 
 from pathlib import Path
 

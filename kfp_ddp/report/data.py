@@ -22,7 +22,7 @@ from kfp_ddp.models.evaluation import (
     Evaluation,
     prediction_rows,
 )
-from kfp_ddp.training.report.metrics import read_events
+from kfp_ddp.training.spec.metrics import read_events
 
 REPORT_DATA = "report.json"
 _MAX_REPORT_DATA = 64 << 20

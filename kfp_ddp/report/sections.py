@@ -32,8 +32,8 @@ from kfp_ddp.report.data import Confusion, Material
 from kfp_ddp.report.events import is_number, training_time
 from kfp_ddp.report.render import Card, duration, number, percents, points, points_with_interval
 from kfp_ddp.report.training import training_line
-from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.report.time_spent import cost_of
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.time_spent import cost_of
 
 _MAX_CHANGES = 6
 """Classes in each table of the comparison with the champion."""

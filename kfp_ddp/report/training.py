@@ -18,8 +18,8 @@ from kfp_ddp.report.events import (
     training_time,
 )
 from kfp_ddp.report.render import duration, render, timestamp
-from kfp_ddp.training.report.metrics import read_events
-from kfp_ddp.training.report.time_spent import OWN, PHASES, Phase, TimeSpent
+from kfp_ddp.training.spec.metrics import read_events
+from kfp_ddp.training.spec.time_spent import OWN, PHASES, Phase, TimeSpent
 
 _TOP5_HIDDEN_FROM = 0.995
 _COLOURS: Mapping[Phase, tuple[int, float]] = {

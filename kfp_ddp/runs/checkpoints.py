@@ -9,7 +9,7 @@ from kfp_ddp.core.errors import StorageError
 from kfp_ddp.core.files import sha256
 from kfp_ddp.datasets.names import reason_unsafe
 from kfp_ddp.storage.store import Store
-from kfp_ddp.training.state.manifest import MANIFEST, read_manifest, step_dir, step_of
+from kfp_ddp.training.spec.manifest import MANIFEST, read_manifest, step_dir, step_of
 
 _NAME = re.compile(r"(.+)/(step-\d{8,})")
 _LARGEST = 1 << 40

@@ -14,9 +14,9 @@ from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.jobs.progress import TrainingProgress
 from kfp_ddp.models import evaluation
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.training.report.metrics import read_events
-from kfp_ddp.training.report.time_spent import Cost, cost_of
-from kfp_ddp.training.state.manifest import MANIFEST, Manifest, read_manifest, step_dir, step_dirs
+from kfp_ddp.training.spec.manifest import MANIFEST, Manifest, read_manifest, step_dir, step_dirs
+from kfp_ddp.training.spec.metrics import read_events
+from kfp_ddp.training.spec.time_spent import Cost, cost_of
 
 FILES = (
     *(RunFolder.CONFIG, RunFolder.METRICS, f"evaluation/{evaluation.FILE}"),

@@ -17,8 +17,8 @@ from kfp_ddp.datasets.access import local_dataset
 from kfp_ddp.models import weights_download
 from kfp_ddp.runs import checkpoints
 from kfp_ddp.runs.workspace import MORE_STORAGE, OUTGOING, RemoteFolder
-from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.state.manifest import MANIFEST, step_of
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.manifest import MANIFEST, step_of
 
 EVERY_SECONDS = 10.0
 LAST_SECONDS = 600.0

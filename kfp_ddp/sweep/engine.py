@@ -25,7 +25,7 @@ from kfp_ddp.runs.train.engine import Finished, Trained, train, write_outputs
 from kfp_ddp.runs.training_folder import followed_folder
 from kfp_ddp.runs.workspace import create_run_folder, open_workspace
 from kfp_ddp.sweep.study import Result, Study, Trial, search
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 
 if TYPE_CHECKING:
     from markupsafe import Markup

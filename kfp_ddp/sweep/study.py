@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kfp_ddp.checks.sweep import Sweep, draw, key_of, listed
 from kfp_ddp.core.errors import InputError, RunCancelledError
 from kfp_ddp.core.machine import require
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 
 if TYPE_CHECKING:
     import optuna

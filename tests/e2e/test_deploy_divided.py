@@ -11,7 +11,7 @@ from kubernetes import client
 
 from kfp_ddp.core.images import REGISTRY
 from kfp_ddp.k8s.api import LAUNCHER, LAUNCHER_DIR, STEPS, Api, review
-from kfp_ddp.training import model_file
+from kfp_ddp.training.spec import model_file
 from tests.e2e.harness import bucket, rights, workflow
 from tests.e2e.harness.grounds import Grounds, until
 from tests.e2e.harness.launch_step import LaunchStep, python

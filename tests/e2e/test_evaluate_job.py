@@ -25,7 +25,7 @@ from PIL import Image
 from kfp_ddp.evaluation.ranks import evaluate_share
 from kfp_ddp.evaluation.request import EvaluationRequest
 from kfp_ddp.training.state import checkpoint
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.model.networks import build
 
 draw = torch.Generator().manual_seed(1)

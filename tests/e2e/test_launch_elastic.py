@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 from tests.e2e.harness import workflow
 from tests.e2e.harness.admission import provide_kubectl, skip_without_mpi
 from tests.e2e.harness.gpus import GPU, advertise_gpus

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.training import model_file
+from kfp_ddp.training.spec import model_file
 from tests.e2e.harness import bucket
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.leftovers import claims, leftovers

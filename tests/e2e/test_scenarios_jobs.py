@@ -103,8 +103,8 @@ def prepare(run_dir: str, data: str, seed: int) -> str:
     import torch
     from PIL import Image
 
-    from kfp_ddp.training.config import TrainConfig
     from kfp_ddp.training.model.networks import build
+    from kfp_ddp.training.spec.config import TrainConfig
     from kfp_ddp.training.state import checkpoint
 
     Path("/work/models").mkdir(exist_ok=True)

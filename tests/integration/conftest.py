@@ -20,9 +20,9 @@ from kfp_ddp.models.registry import client
 from kfp_ddp.pictures.splits import scan
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.loader import evaluation_batches
 from kfp_ddp.training.model.networks import build, normalise
+from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.state import checkpoint
 from tests.evaluations import Trained
 from tests.gcs_server import Bucket, serve

@@ -117,7 +117,7 @@ def command(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
         ["kfp_ddp", "demo", "--epochs", "1", "--ranks", "1"],
         ["kfp_ddp.training", "--help"],
         ["kfp_ddp.training.node", "--", "--help"],
-        ["kfp_ddp.training.recipes", "digits", "--data", "photos", "--output-dir", "run"],
+        ["kfp_ddp.training.spec.recipes", "digits", "--data", "photos", "--output-dir", "run"],
         ["kfp_ddp.evaluation.node", "--", "--help"],
     ],
     ids=" ".join,

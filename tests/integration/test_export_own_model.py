@@ -17,7 +17,7 @@ from kfp_ddp.export.publish import publish
 from kfp_ddp.models import bundle, weights
 from kfp_ddp.storage import store
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.state import checkpoint
 from tests.evaluations import Trained
 from tests.exports import arguments

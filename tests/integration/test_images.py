@@ -148,7 +148,7 @@ def test_wheel_has_every_module_and_file_of_the_package(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     packed = set(zipfile.ZipFile(wheel).namelist())
-    assert {"kfp_ddp/training/config.py", "kfp_ddp/report/templates/style.css"} <= files
+    assert {"kfp_ddp/training/spec/config.py", "kfp_ddp/report/templates/style.css"} <= files
     assert files - packed == set()
 
 

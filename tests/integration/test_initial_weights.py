@@ -18,9 +18,9 @@ from kfp_ddp.models import bundle, champion, weights, weights_download
 from kfp_ddp.runs.training_folder import with_local_weights
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.source import Retry
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.model.networks import build
-from kfp_ddp.training.model.torchvision_weights import TORCHVISION
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.torchvision_weights import TORCHVISION
 from kfp_ddp.training.state import checkpoint
 from kfp_ddp.training.state.initial_weights import read
 from tests import tls

@@ -17,7 +17,7 @@ import pytest
 from kfp_ddp.local import demo, results
 from kfp_ddp.local.results import outputs
 from kfp_ddp.pictures.layout import lay_out
-from kfp_ddp.training import model_file
+from kfp_ddp.training.spec import model_file
 from tests.local_pipeline import pipeline
 from tests.photographs import plain, write
 

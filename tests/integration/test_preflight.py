@@ -27,7 +27,7 @@ from kfp_ddp.models.bundle import SIGNATURE
 from kfp_ddp.models.champion import move
 from kfp_ddp.pipelines.train_resnet import train_resnet
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.training.report.time_spent import INSTANCE_TYPE
+from kfp_ddp.training.spec.time_spent import INSTANCE_TYPE
 from tests.exports import exported
 from tests.gcs_server import Bucket
 from tests.registry_server.server import RegistryServer, status

@@ -10,7 +10,7 @@ from kfp_ddp.runs.training_folder import TrainingFolder
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage import leases
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.training.state.manifest import MANIFEST, STATE
+from kfp_ddp.training.spec.manifest import MANIFEST, STATE
 from tests.checkpoints import save
 
 

@@ -21,7 +21,7 @@ from kfp_ddp.datasets.access import EachNode, options_on_nodes
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.runs.train.engine import node_command, with_timeout
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 from tests.photographs import plain
 from tests.serving import free_port
 from tests.waiting import until
@@ -39,7 +39,7 @@ RANK = """
 import json, os, sys
 import torch
 from torch import distributed
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.distributed import start
 
 print("imported", flush=True)

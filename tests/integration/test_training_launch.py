@@ -16,7 +16,7 @@ from torch.distributed.launcher import api
 
 from kfp_ddp.core import failure, machine
 from kfp_ddp.training import node
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.state import checkpoint
 from kfp_ddp.training.watch import LAUNCH, PARENT
 from tests.serving import free_port
@@ -100,7 +100,7 @@ def test_torchrun_script_trains_a_recipe(data: Path, tmp_path: Path) -> None:
     """The command of the README, in a shell, without our launcher."""
     torchrun = f"{Path(sys.executable).with_name('torchrun')} --standalone --nproc-per-node 2"
     flags = f"--data {data} --output-dir {tmp_path}/run --epochs 2 --device cpu"
-    recipe = f"{sys.executable} -m kfp_ddp.training.recipes digits {flags}"
+    recipe = f"{sys.executable} -m kfp_ddp.training.spec.recipes digits {flags}"
     done = subprocess.run(
         ["sh", "-euc", f"{torchrun} -m kfp_ddp.training $({recipe})"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -12,7 +12,7 @@ import torch
 import yaml
 from PIL import Image
 
-from kfp_ddp.training.recipes import configured
+from kfp_ddp.training.spec.recipes import configured
 from kfp_ddp.training.state import checkpoint
 from tests.serving import free_port
 from tests.tolerance import assert_trained_alike

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core import packed
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.prepare import prepare
+from kfp_ddp.training.spec.config import TrainConfig
 from tests.training_ranks import ALONE, config, dataset, events, output_of, state_hash
 
 REFUSES = """

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from kfp_ddp.runs.record import chosen_checkpoint
 from kfp_ddp.training import rank
-from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.report.time_spent import cost_of
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.manifest import step_of
+from kfp_ddp.training.spec.time_spent import cost_of
 from kfp_ddp.training.state import checkpoint
-from kfp_ddp.training.state.manifest import step_of
 from kfp_ddp.training.state.saving import Best, behind
 from kfp_ddp.training.trainer import Validation
 from tests.training_ranks import config, dataset, events, newest, state_hash, trainer

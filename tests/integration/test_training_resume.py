@@ -16,12 +16,12 @@ import torch
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.sync import sync
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.prepare import resolve
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.manifest import step_dir
 from kfp_ddp.training.state import checkpoint
 from kfp_ddp.training.state.checkpoint import Writer, verify
 from kfp_ddp.training.state.learner import Learner
-from kfp_ddp.training.state.manifest import step_dir
 from kfp_ddp.training.trainer import Trainer
 from tests.tolerance import assert_trained_alike
 from tests.training_ranks import (

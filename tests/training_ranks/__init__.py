@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from PIL import Image
 
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.prepare import prepare
+from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.state import checkpoint
 from kfp_ddp.training.trainer import Trainer
 from tests.serving import free_port

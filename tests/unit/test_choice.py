@@ -10,7 +10,7 @@ from kfp_ddp.checks.choice import Choice, Machine, Photographs, choose, count_gp
 from kfp_ddp.checks.form import SUBJECTS
 from kfp_ddp.checks.sizing import choose_weights
 from kfp_ddp.models.weights_download import MOST_IMAGES, RANDOM_START, Start
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 
 OLD = Machine(cores=2, memory_gb=8, device="cpu", gpus=0)
 NEW = Machine(cores=12, memory_gb=32, device="cpu", gpus=0)

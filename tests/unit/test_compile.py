@@ -15,7 +15,7 @@ from kfp_ddp.core.step import SECRET
 from kfp_ddp.jobs.identity import STEP
 from kfp_ddp.k8s import api
 from kfp_ddp.pipelines import NAMES, compiled
-from kfp_ddp.training.recipes import RECIPES
+from kfp_ddp.training.spec.recipes import RECIPES
 
 REPOSITORY = Path(__file__).parents[2]
 NAME = NAMES[0]

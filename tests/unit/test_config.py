@@ -6,7 +6,7 @@ import pytest
 from click.testing import Result
 
 from kfp_ddp.core.config import FIELDS, chosen, resolved
-from kfp_ddp.training.model.torchvision_weights import cached
+from kfp_ddp.training.spec.torchvision_weights import cached
 from tests.commands import call, refused
 from tests.files import write
 

@@ -12,7 +12,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.pipelines import NAMES, document
 from kfp_ddp.pipelines.document import parsed
 from kfp_ddp.pipelines.form import Form, check_arguments, form_of
-from kfp_ddp.training import model_file
+from kfp_ddp.training.spec import model_file
 from tests.commands import output
 from tests.files import write
 

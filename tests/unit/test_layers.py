@@ -168,6 +168,18 @@ def layer(module: str) -> int:
     return next((n for n, rooms in enumerate(LAYERS) if room(module) in rooms), len(LAYERS))
 
 
+FREE_OF_TORCH = ("core", "pictures", "training.spec", "storage", "k8s", "datasets", "report")
+
+
+def test_rooms_below_the_training_import_no_torch() -> None:
+    """The launcher's image has no torch, and the command line has no time for it."""
+    rooms = tuple(f"kfp_ddp.{name}." for name in FREE_OF_TORCH)
+    free = [name for name, _ in modules() if f"{name}.".startswith(rooms)]
+    assert {room(name) for name in free} == {name.split(".")[0] for name in FREE_OF_TORCH}
+    request = json.dumps([free, ["torch"]])
+    subprocess.run([sys.executable, "-c", FINDER], input=request, text=True, check=True)
+
+
 def test_no_module_imports_a_layer_above_its_own() -> None:
     assert len(arrows()) > 1000
     assert [f"{a} imports {b}" for a, b in arrows() if layer(b) > layer(a)] == []

@@ -22,7 +22,7 @@ from kfp_ddp.k8s.objects import allocatable
 from kfp_ddp.models.release import Registering, part_of
 from kfp_ddp.models.serving.rollout import OURS
 from kfp_ddp.storage.kinds import check_address, open_store
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 from tests.cluster import FakeApi
 
 NVIDIA, AMD, SLICE = "nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.5gb"

@@ -14,7 +14,7 @@ from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import sha256
 from kfp_ddp.models.evaluation import ClassChange, Compared, slice_of
-from kfp_ddp.training.report.time_spent import PHASES
+from kfp_ddp.training.spec.time_spent import PHASES
 from tests import reports, run_output
 from tests.commands import call, output, refused
 from tests.files import write

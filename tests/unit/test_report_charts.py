@@ -16,8 +16,8 @@ from kfp_ddp.report.charts import Series, confusion_matrix, line_chart
 from kfp_ddp.report.data import ReportData
 from kfp_ddp.report.events import MAX_POINTS, downsample, resumed_epochs
 from kfp_ddp.report.training import time_section, training_curves
-from kfp_ddp.training.report.metrics import read_events
-from kfp_ddp.training.report.time_spent import PHASES
+from kfp_ddp.training.spec.metrics import read_events
+from kfp_ddp.training.spec.time_spent import PHASES
 from tests import reports
 from tests.unit.test_report import text
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import shared_memory
 from kfp_ddp.training.data.loader import Batch, Images, Pixels, loader, to_device
-from kfp_ddp.training.data.shared_memory import needed, prefetch_that_fits, size_of_pod
-from kfp_ddp.training.recipes import configured
+from kfp_ddp.training.spec import shared_memory
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.recipes import configured
+from kfp_ddp.training.spec.shared_memory import needed, prefetch_that_fits, size_of_pod
 
 MB = 10**6
 PIXELS = 3 * 100 * 100

@@ -15,8 +15,8 @@ from kfp_ddp.core.errors import JobError
 from kfp_ddp.runs.train.engine import figures_of
 from kfp_ddp.sweep.engine import Leaderboard, read
 from kfp_ddp.sweep.study import Result, Study, Trial, search
-from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.state.manifest import Manifest
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.manifest import Manifest
 
 RATES = [round(0.01 * (number + 1), 2) for number in range(16)]
 RANGE = {"learning_rate": {"min": 0.001, "max": 1.0, "log": True}}

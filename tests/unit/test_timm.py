@@ -13,9 +13,10 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.export import formats
 from kfp_ddp.export.contents import describe_signature
 from kfp_ddp.models import weights_download
-from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.model import networks, timm_networks
-from kfp_ddp.training.model.torchvision_weights import address_of, cached, file_of
+from kfp_ddp.training.model import networks
+from kfp_ddp.training.spec import timm_networks
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.torchvision_weights import address_of, cached, file_of
 from kfp_ddp.training.state.checkpoint import ModelInfo, manifest_of
 from kfp_ddp.training.state.initial_weights import initialise
 

@@ -19,14 +19,14 @@ import torch
 from kfp_ddp.core.errors import JobError, StorageError
 from kfp_ddp.pictures.splits import Index
 from kfp_ddp.runs.record import newest_checkpoint
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.loader import Split
 from kfp_ddp.training.model.networks import MEAN, STD, build
 from kfp_ddp.training.model.strategies import Ddp
-from kfp_ddp.training.model_file import pack
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.manifest import MANIFEST, STATE, step_dir, step_of
+from kfp_ddp.training.spec.model_file import pack
 from kfp_ddp.training.state import checkpoint, saving
 from kfp_ddp.training.state.checkpoint import Writer, load_model, newest_valid, steps
-from kfp_ddp.training.state.manifest import MANIFEST, STATE, step_dir, step_of
 from tests.files import write
 from tests.training_ranks import config, dataset, newest, run, trainer
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import sha256_of_json
-from kfp_ddp.training.state.checkpoint import Checkpoint, newest_valid, verify
-from kfp_ddp.training.state.manifest import (
+from kfp_ddp.training.spec.manifest import (
     DIGEST,
     MANIFEST,
     STATE,
@@ -22,6 +21,7 @@ from kfp_ddp.training.state.manifest import (
     step_dirs,
     step_of,
 )
+from kfp_ddp.training.state.checkpoint import Checkpoint, newest_valid, verify
 from tests.checkpoints import save
 
 ACCIDENTS = st.lists(

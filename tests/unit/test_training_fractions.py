@@ -13,11 +13,11 @@ from PIL import Image
 from kfp_ddp.pictures import decoder
 from kfp_ddp.pictures.header import frame_of
 from kfp_ddp.pictures.splits import scan
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import loader, transforms
 from kfp_ddp.training.data.cache import Cache
 from kfp_ddp.training.data.image_files import Need, Needed, decode_part
 from kfp_ddp.training.data.loader import Images
+from kfp_ddp.training.spec.config import TrainConfig
 
 SIZE = 32
 _MIRRORED = (2, 3, 4, 6, 7, 8)

@@ -14,11 +14,11 @@ from kfp_ddp.evaluation.measure import Tally
 from kfp_ddp.evaluation.predict import merged, predict_share
 from kfp_ddp.pictures.splits import scan
 from kfp_ddp.training import rank
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.loader import DeviceBatch
 from kfp_ddp.training.distributed import alone
 from kfp_ddp.training.model import strategies
 from kfp_ddp.training.model.networks import MEAN, STD, build
+from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.state import learner
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model, newest_valid
 from kfp_ddp.training.trainer import Trainer

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models import weights
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.model.networks import build, build_for
-from kfp_ddp.training.model.torchvision_weights import TORCHVISION, cached
 from kfp_ddp.training.prepare import check_network
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.torchvision_weights import TORCHVISION, cached
 from kfp_ddp.training.state import checkpoint
 from kfp_ddp.training.state.checkpoint import ModelInfo
 from kfp_ddp.training.state.initial_weights import initialise, network_of

@@ -12,13 +12,13 @@ from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.pictures.shards import Slices
 from kfp_ddp.pictures.splits import Index
-from kfp_ddp.training import model_file
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.loader import Split
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.model.networks import build
 from kfp_ddp.training.model.strategies import Ddp, Fsdp
 from kfp_ddp.training.prepare import resolve
+from kfp_ddp.training.spec import model_file
+from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.state import checkpoint, saving
 from tests.training_ranks import run
 

@@ -11,8 +11,8 @@ import torch
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.pictures.shards import PIECE, Slices, pieces, runs, sort_by_offset
 from kfp_ddp.pictures.splits import Index
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.sampler import Classes, Key, Keys, ResumableSampler, Windows, classes_of
+from kfp_ddp.training.spec.config import TrainConfig
 
 IMAGES, BATCH, MICRO = 2000, 24, 4
 SIZE = PIECE // 10

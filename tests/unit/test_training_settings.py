@@ -24,12 +24,12 @@ from kfp_ddp.evaluation.evaluator import Evaluator
 from kfp_ddp.jobs import local
 from kfp_ddp.runs.train.engine import node_command, with_timeout
 from kfp_ddp.training import distributed, node, own_script
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
-from kfp_ddp.training.flags import parse
 from kfp_ddp.training.prepare import precision_of, resolve
-from kfp_ddp.training.recipes import RECIPES, RecipeName, configured
-from kfp_ddp.training.recipes import main as recipes_main
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.flags import parse
+from kfp_ddp.training.spec.recipes import RECIPES, RecipeName, configured
+from kfp_ddp.training.spec.recipes import main as recipes_main
 from kfp_ddp.training.state import checkpoint, learner
 from tests.training_ranks import run
 

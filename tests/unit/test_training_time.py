@@ -7,12 +7,12 @@ from unittest import mock
 import pytest
 import torch
 
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.report import meter
 from kfp_ddp.training.report.meter import GpuTimeline, Timeline, before_exchange, peak_of
 from kfp_ddp.training.report.run_report import Report
-from kfp_ddp.training.report.time_spent import (
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.time_spent import (
     INSTANCE_TYPE,
     PHASES,
     Cost,

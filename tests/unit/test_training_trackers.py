@@ -11,7 +11,6 @@ import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import MLFLOW, RunFolder
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.report import trackers
 from kfp_ddp.training.report.trackers import (
     BackgroundSink,
@@ -20,6 +19,7 @@ from kfp_ddp.training.report.trackers import (
     Tracker,
     TrainJobStatus,
 )
+from kfp_ddp.training.spec.config import TrainConfig
 from tests import training_ranks
 from tests.serving import Recorder, free_port, serving
 

@@ -14,9 +14,9 @@ from kfp_ddp.storage import leases
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.leases import LASTING_SECONDS
 from kfp_ddp.storage.store import Store
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.manifest import MANIFEST, STATE, step_dir
 from kfp_ddp.training.state import saving
-from kfp_ddp.training.state.manifest import MANIFEST, STATE, step_dir
 from tests.checkpoints import save
 from tests.files import write
 from tests.waiting import until

@@ -16,9 +16,9 @@ from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.folders import is_own
 from kfp_ddp.pictures.shards import Where
 from kfp_ddp.pictures.splits import Index
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import transforms
 from kfp_ddp.training.data.image_files import Findings, examine
+from kfp_ddp.training.spec.config import TrainConfig
 
 
 class Cache:

@@ -14,7 +14,7 @@ from kfp_ddp.pictures import decoder
 from kfp_ddp.pictures.header import Frame, frame_of, is_usual, plain_pixels
 from kfp_ddp.pictures.reading import READING, Reading
 from kfp_ddp.pictures.shards import Where, content
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 
 
 class Need(NamedTuple):

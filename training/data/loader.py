@@ -16,15 +16,15 @@ from kfp_ddp.core.text import one_line
 from kfp_ddp.pictures.reading import READING, Reading
 from kfp_ddp.pictures.shards import ReadAhead, pieces, sort_by_offset
 from kfp_ddp.pictures.splits import Index
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import on_device, transforms
 from kfp_ddp.training.data.cache import Cache
 from kfp_ddp.training.data.image_files import Decoded, read, read_part
 from kfp_ddp.training.data.sampler import Key, Keys
-from kfp_ddp.training.data.shared_memory import PREFETCH, REMEDY
 from kfp_ddp.training.distributed import number_format
-from kfp_ddp.training.model import timm_networks
 from kfp_ddp.training.model.networks import MEAN, STD, affine
+from kfp_ddp.training.spec import timm_networks
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.shared_memory import PREFETCH, REMEDY
 
 
 class Batch(NamedTuple):

@@ -15,10 +15,10 @@ from kfp_ddp.core.text import one_line
 from kfp_ddp.pictures.header import frame_of, is_usual, without_extras
 from kfp_ddp.pictures.reading import Reading
 from kfp_ddp.pictures.shards import Where, content
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import transforms
 from kfp_ddp.training.data.image_files import END, Decoded, upright
 from kfp_ddp.training.data.sampler import Key
+from kfp_ddp.training.spec.config import TrainConfig
 
 WAYS = ("cpu", "gpu")
 STEPS = 20

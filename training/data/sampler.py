@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.pictures.shards import PIECE, Piece, Slices, runs, sort_by_offset
 from kfp_ddp.pictures.splits import Index
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 
 MOST_LANES = 64
 _PIECES = 8

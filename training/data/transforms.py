@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.image_files import Decoded, Need
 from kfp_ddp.training.model import own_model
+from kfp_ddp.training.spec.config import TrainConfig
 
 _SPARE = 1.5
 """With this margin, a partially decoded image differs after resizing by 0.4 to 1.5 of 255 on

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.failure import full_memory
 from kfp_ddp.core.packed import unpack
-from kfp_ddp.training import model_file
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec import model_file
+from kfp_ddp.training.spec.config import TrainConfig
 
 Optimizer = Callable[[nn.Module, TrainConfig], torch.optim.Optimizer]
 """`optimizer(network, config)`: its rates follow the schedule of `config`, in proportion."""

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
+from kfp_ddp.training.spec.config import TrainConfig
 
 State = dict[str, Any]
 

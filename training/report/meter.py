@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.model import networks
-from kfp_ddp.training.report.time_spent import PHASES, REPORTED, Phase
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.time_spent import PHASES, REPORTED, Phase
 
 
 class Timeline:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from kfp_ddp.core import machine
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.report.meter import Meter
-from kfp_ddp.training.report.metrics import Metrics
-from kfp_ddp.training.report.time_spent import (
+from kfp_ddp.training.report.trackers import sinks
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.metrics import Metrics
+from kfp_ddp.training.spec.time_spent import (
     OWN,
     PHASES,
     REPORTED,
@@ -26,7 +27,6 @@ from kfp_ddp.training.report.time_spent import (
     advice,
     room_for_a_cache,
 )
-from kfp_ddp.training.report.trackers import sinks
 from kfp_ddp.training.watch import NODE
 
 _FILES = 100

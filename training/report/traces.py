@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
+from kfp_ddp.training.spec.config import TrainConfig
 
 _WAIT = 8
 """Steps before the profiler starts."""

@@ -18,8 +18,8 @@ from kfp_ddp.core.http import post
 from kfp_ddp.core.run_folder import MLFLOW, RunFolder
 from kfp_ddp.core.settings import mapping_in, mapping_of
 from kfp_ddp.core.text import one_line
-from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.report.metrics import Sink
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.metrics import Sink
 
 TRAINJOB = "trainjob.json"
 """In a training's folder: how much of its metrics the status of the TrainJob has."""

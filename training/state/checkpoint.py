@@ -19,9 +19,10 @@ from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, StorageError
 from kfp_ddp.core.files import durable, fsync, sha256, sha256_of_json
 from kfp_ddp.core.text import one_line
 from kfp_ddp.pictures.reading import Reading
-from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.model import networks, timm_networks
-from kfp_ddp.training.state.manifest import (
+from kfp_ddp.training.model import networks
+from kfp_ddp.training.spec import timm_networks
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.manifest import (
     DIGEST,
     MANIFEST,
     STATE,

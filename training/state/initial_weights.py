@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import sha256
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.training.config import MODELS, TrainConfig, is_network
 from kfp_ddp.training.model.networks import adapted, build, head_of, not_finite
-from kfp_ddp.training.model.torchvision_weights import (
+from kfp_ddp.training.spec.config import MODELS, TrainConfig, is_network
+from kfp_ddp.training.spec.manifest import MANIFEST, STATE
+from kfp_ddp.training.spec.torchvision_weights import (
     DEFAULT,
     PREFIX,
     address_of,
@@ -25,7 +26,6 @@ from kfp_ddp.training.model.torchvision_weights import (
     is_intact,
 )
 from kfp_ddp.training.state import checkpoint, safetensors_file
-from kfp_ddp.training.state.manifest import MANIFEST, STATE
 from kfp_ddp.training.state.torch_file import load, no_weights
 
 BUNDLED = "model.safetensors"

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World, autocast
 from kfp_ddp.training.model import networks, own_model
 from kfp_ddp.training.model.convolutions import use_products
 from kfp_ddp.training.model.strategies import spread
+from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.state.initial_weights import initialise
 
 

@@ -15,16 +15,16 @@ from typing import Any
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.training import model_file
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.loader import Split
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.model.strategies import FORMS, form_of
-from kfp_ddp.training.report.metrics import Metrics, read_events
-from kfp_ddp.training.report.time_spent import cost_of
+from kfp_ddp.training.spec import model_file
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.manifest import step_dir
+from kfp_ddp.training.spec.metrics import Metrics, read_events
+from kfp_ddp.training.spec.time_spent import cost_of
 from kfp_ddp.training.state import checkpoint
 from kfp_ddp.training.state.learner import Learner, has_separate_body
-from kfp_ddp.training.state.manifest import step_dir
 
 ENOUGH = 2
 """Other trainings that must have reached the epoch for a comparison."""

@@ -1,4 +1,4 @@
-"""Comparison of a model with the champion, on the same samples. Does not import torch."""
+"""Comparison of a model with the champion, on the same samples."""
 
 import difflib
 from dataclasses import replace

@@ -28,7 +28,7 @@ from kfp_ddp.models.evaluation import LARGEST, Evaluation
 from kfp_ddp.models.release import Registering
 from kfp_ddp.models.serving.inference_service import storage_uri
 from kfp_ddp.storage.store import Store
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 
 if TYPE_CHECKING:
     from model_registry.types import ModelVersion, RegisteredModel

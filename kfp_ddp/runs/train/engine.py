@@ -25,10 +25,10 @@ from kfp_ddp.report.events import is_number
 from kfp_ddp.runs.record import chosen_checkpoint, newest_checkpoint
 from kfp_ddp.runs.training_folder import followed_folder, with_local_folders, with_local_weights
 from kfp_ddp.runs.workspace import create_run_folder
-from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data.shared_memory import size_of_pod
-from kfp_ddp.training.report.metrics import read_events
-from kfp_ddp.training.state.manifest import Manifest
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.manifest import Manifest
+from kfp_ddp.training.spec.metrics import read_events
+from kfp_ddp.training.spec.shared_memory import size_of_pod
 
 
 class Trained(NamedTuple):

@@ -1,10 +1,10 @@
-"""Shared memory, by which loader processes hand batches to their rank; free of torch."""
+"""Shared memory, by which loader processes hand batches to their rank."""
 
 import shutil
 from pathlib import Path
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 
 FOLDER = Path("/dev/shm")  # noqa: S108  torch has it there, on Linux alone
 PREFETCH = 4

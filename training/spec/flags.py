@@ -6,8 +6,8 @@ from typing import Any
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import hint
-from kfp_ddp.training import model_file
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec import model_file
+from kfp_ddp.training.spec.config import TrainConfig
 
 
 def parse(argv: Sequence[str] | None = None, prog: str | None = None) -> TrainConfig:

@@ -36,7 +36,7 @@ def checked(model: str, code: str) -> str:
     if not code:
         raise ValueError(
             f"model={model!r} is a file, its text has to be in model_code: set it to "
-            f"kfp_ddp.training.model_file.pack({file!r})"
+            f"kfp_ddp.training.spec.model_file.pack({file!r})"
         )
     top = _table(packed.unpack(code, "model_code").decode(), file)
     names = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_local()}

@@ -1,4 +1,4 @@
-"""The settings of a training run, shared by pipeline, launcher and loop; free of torch."""
+"""The settings of a training run, shared by pipeline, launcher and loop."""
 
 import re
 from collections.abc import Mapping
@@ -9,9 +9,8 @@ from pydantic import BeforeValidator, Field, PlainSerializer, WrapValidator, mod
 from kfp_ddp.core.secrets import reason
 from kfp_ddp.core.settings import Settings, hint
 from kfp_ddp.pictures.reading import BACKGROUND, MAX_PIXELS, VALUE_RANGE, Reading
-from kfp_ddp.training import model_file
-from kfp_ddp.training.model import timm_networks
-from kfp_ddp.training.model.torchvision_weights import TORCHVISION
+from kfp_ddp.training.spec import model_file, timm_networks
+from kfp_ddp.training.spec.torchvision_weights import TORCHVISION
 
 SMALL_RESNETS = ("cifar_resnet8", "cifar_resnet14", "cifar_resnet20")
 MODELS = (*SMALL_RESNETS, *TORCHVISION)

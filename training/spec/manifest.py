@@ -1,4 +1,4 @@
-"""Name and manifest of a checkpoint; free of torch."""
+"""Name and manifest of a checkpoint."""
 
 import json
 import re

@@ -1,7 +1,7 @@
 """Recipes: the fields of a `TrainConfig` without data and output folder.
 
-`python -m kfp_ddp.training.recipes NAME --data ... --output-dir ... [flags]` prints the flags of a
-recipe, with yours instead of its own where both are set, for `kfp_ddp.training` or
+`python -m kfp_ddp.training.spec.recipes NAME --data ... --output-dir ... [flags]` prints the flags
+of a recipe, with yours instead of its own where both are set, for `kfp_ddp.training` or
 `kfp_ddp.training.node`.
 """
 
@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import rename
-from kfp_ddp.training.config import RANDOM, TrainConfig
-from kfp_ddp.training.flags import read_flags
+from kfp_ddp.training.spec.config import RANDOM, TrainConfig
+from kfp_ddp.training.spec.flags import read_flags
 
 RecipeName = Literal["auto", "none", "digits", "cifar", "imagenet-90", "imagenet-fast", "finetune"]
 Recipe = dict[str, Any]

@@ -1,10 +1,10 @@
-"""Division of a global batch among the ranks; free of torch."""
+"""Division of a global batch among the ranks."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 
 
 def divide(

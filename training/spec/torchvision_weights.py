@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import sha256
-from kfp_ddp.training.model import timm_networks
+from kfp_ddp.training.spec import timm_networks
 
 TABLE = Path(__file__).resolve().with_suffix(".txt")
 PREFIX, DEFAULT = "torchvision:", "DEFAULT"
