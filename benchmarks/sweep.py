@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from PIL import Image
 
-from kfp_ddp.checks.sweep import Sweep
 from kfp_ddp.core.step import handling_signals
+from kfp_ddp.plan.sweep import Sweep
 from kfp_ddp.sweep.engine import read
 from kfp_ddp.sweep.study import Result, Study, Trial, search
 from kfp_ddp.training import rank

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp import __version__
-from kfp_ddp.checks.form import choices, description
 from kfp_ddp.core.settings import Settings
+from kfp_ddp.plan.form import choices, description
 from kfp_ddp.training.spec import timm_networks
 from kfp_ddp.training.spec.torchvision_weights import DEFAULT, PUBLISHED, TABLE
 

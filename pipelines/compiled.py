@@ -17,7 +17,6 @@ from kfp.dsl.structures import ResourceSpec
 from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType
 
 from kfp_ddp import __version__
-from kfp_ddp.checks.form import choices
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.images import REGISTRY, Images
 from kfp_ddp.core.text import one_line, yaml_of
@@ -25,6 +24,7 @@ from kfp_ddp.jobs.source import USER, map_name, started
 from kfp_ddp.jobs.worker_start import FOLDER
 from kfp_ddp.pipelines import MODULES, NAMES
 from kfp_ddp.pipelines.document import SUFFIXES
+from kfp_ddp.plan.form import choices
 
 # kfp.local only runs commands that name KFP's executor.
 PROGRAM = ["python3", "-m", "kfp_ddp.components", "kfp.dsl.executor_main"]

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_origin
 
 import kfp_ddp
-from kfp_ddp.checks.form import MODELS, SUBJECTS
-from kfp_ddp.checks.settings import Run, parse
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, hint, rename
 from kfp_ddp.core.text import yaml_of
@@ -19,6 +17,8 @@ from kfp_ddp.jobs.launch_spec import JOB_INTERNAL
 from kfp_ddp.models.weights_download import is_path
 from kfp_ddp.pipelines.document import Document, defaults_of, text_of
 from kfp_ddp.pipelines.document import read as read_document
+from kfp_ddp.plan.form import MODELS, SUBJECTS
+from kfp_ddp.plan.settings import Run, parse
 from kfp_ddp.training.spec import model_file
 
 COMPILED = Path(kfp_ddp.__file__).parent / "compiled"

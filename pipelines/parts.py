@@ -2,8 +2,8 @@
 
 from kfp import dsl
 
-from kfp_ddp.checks.form import StepResources, described
 from kfp_ddp.pipelines.steps import Claims, Steps
+from kfp_ddp.plan.form import StepResources, described
 
 
 @dsl.pipeline(

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from kfp import dsl, kubernetes
 from kfp.dsl.pipeline_channel import PipelineChannel
 
-from kfp_ddp.checks.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, SYNC_REQUESTS
 from kfp_ddp.components.changes.component import changes
 from kfp_ddp.components.data_sync.component import data_sync
 from kfp_ddp.components.dataset_volume.component import dataset_volume
@@ -27,6 +26,7 @@ from kfp_ddp.core.folders import SCRATCH
 from kfp_ddp.core.step import SECRET
 from kfp_ddp.jobs.identity import STEP
 from kfp_ddp.k8s.api import LAUNCHER, LAUNCHER_DIR
+from kfp_ddp.plan.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, SYNC_REQUESTS
 
 
 def named(task: dsl.PipelineTask) -> dsl.PipelineTask:

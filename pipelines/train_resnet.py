@@ -4,8 +4,8 @@ from typing import Any
 
 from kfp import dsl
 
-from kfp_ddp.checks.form import described
 from kfp_ddp.pipelines.steps import Claims, Steps
+from kfp_ddp.plan.form import described
 
 
 def wire(form: dict[str, Any], claims: Claims) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from kfp import dsl
 
-from kfp_ddp.checks.form import LAST, described
 from kfp_ddp.pipelines import train_resnet
 from kfp_ddp.pipelines.steps import Claims, Steps
+from kfp_ddp.plan.form import LAST, described
 
 ANY = Parameter.POSITIONAL_OR_KEYWORD
 

@@ -6,7 +6,6 @@ import contextlib
 from typing import Any
 
 from kfp_ddp.checks.finding import ASK_ADMIN, CheckContext, Finding, Requirements, items
-from kfp_ddp.checks.form import EVALUATE_REQUESTS, StepResources
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import from_json, one_line, yaml_of
 from kfp_ddp.jobs import kueue
@@ -16,6 +15,7 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import LAUNCHER, STEPS, Api, ApiError, Object, review
 from kfp_ddp.k8s.objects import label
 from kfp_ddp.k8s.resource import CONFIG_MAPS, NAMESPACES, PODS, Resource
+from kfp_ddp.plan.form import EVALUATE_REQUESTS, StepResources
 
 Right = tuple[str, str, str, bool]
 """Group, resource, verbs, and whether a run fails without the right."""

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from kfp_ddp.checks.finding import CheckContext, Finding
-from kfp_ddp.checks.form import StepResources
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.fields import is_gpu
 from kfp_ddp.k8s.api import ApiError, Object
 from kfp_ddp.k8s.objects import allocatable, parse_quantity
+from kfp_ddp.plan.form import StepResources
 from kfp_ddp.training.spec.config import TrainConfig
 
 CHOOSE = "give gpus_per_node, 0 to train on CPUs"

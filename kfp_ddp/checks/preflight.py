@@ -7,13 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.checks.choice import count_gpus
 from kfp_ddp.checks.claims import check_modes, mounted_at_once
-from kfp_ddp.checks.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, StepResources
 from kfp_ddp.checks.nodes import check_on_cpus, cpu_warning, gpus_per_node, too_large, unfit
 from kfp_ddp.checks.operators import check_service
-from kfp_ddp.checks.settings import Run, base_training, parse, training_fields, with_weights
-from kfp_ddp.checks.sizing import sized
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
 from kfp_ddp.core.step import Artifact, step, write_artifact
@@ -31,6 +27,10 @@ from kfp_ddp.models.registry import registry_of
 from kfp_ddp.models.release import Deployment, Registering, Signing, part_of
 from kfp_ddp.models.signature import key_of, signer_of
 from kfp_ddp.pictures.layout import LayoutRule
+from kfp_ddp.plan.choice import count_gpus
+from kfp_ddp.plan.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, StepResources
+from kfp_ddp.plan.settings import Run, base_training, parse, training_fields, with_weights
+from kfp_ddp.plan.sizing import sized
 from kfp_ddp.runs.notify import notify_of_refusal
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.store import Store

@@ -9,7 +9,6 @@ from kfp_ddp import install as installer
 from kfp_ddp.checks.access import enforced, secret
 from kfp_ddp.checks.claims import unfinished_owner
 from kfp_ddp.checks.finding import CheckContext, Requirements
-from kfp_ddp.checks.form import DatasetSettings, Parameters
 from kfp_ddp.cli.options import (
     AS_JSON,
     configured,
@@ -24,6 +23,7 @@ from kfp_ddp.core.images import SETTINGS, Images
 from kfp_ddp.install import OWNERS, Done, Installation
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import STEPS, Api
+from kfp_ddp.plan.form import DatasetSettings, Parameters
 
 WORDS = {"left": "exists, unchanged"}
 CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}

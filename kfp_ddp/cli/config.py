@@ -65,9 +65,9 @@ def settings(word: str, as_json: bool) -> None:
     kfp-ddp settings learning
     kfp-ddp run ./photos --local --set learning_rate=0.05
     """
-    from kfp_ddp.checks.form import described_settings
     from kfp_ddp.core.settings import ALIASES, nearest
     from kfp_ddp.pipelines.form import form_of
+    from kfp_ddp.plan.form import described_settings
 
     parameters = form_of("train_resnet").parameters
     boxes = {name: spec.get("defaultValue", "") for name, spec in parameters.items()}

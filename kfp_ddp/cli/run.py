@@ -40,8 +40,8 @@ class RunCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from kfp_ddp.checks.form import MODELS, SUBJECTS
             from kfp_ddp.core.settings import nearest
+            from kfp_ddp.plan.form import MODELS, SUBJECTS
 
             models = (*MODELS, *(model for models in SUBJECTS.values() for model in models))
             fields = {name for model in models for name in model.model_fields} - SUBJECTS.keys()

@@ -7,7 +7,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kfp_ddp.checks.sweep import number_of
 from kfp_ddp.client.pipelines import PipelineVersion, content_name, find_pipeline, find_version
 from kfp_ddp.client.run_info import RunFinder
 from kfp_ddp.core import config
@@ -22,6 +21,7 @@ from kfp_ddp.models.weights_download import is_path
 from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.document import Document, from_api, parsed
 from kfp_ddp.pipelines.form import COMPILED, Form, Word, check_arguments, named_after
+from kfp_ddp.plan.sweep import number_of
 
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1Run

@@ -9,9 +9,6 @@ from typing import Any, NamedTuple
 
 import click
 
-from kfp_ddp.checks.choice import Choice, Photographs, this_machine
-from kfp_ddp.checks.settings import Run
-from kfp_ddp.checks.sizing import choose_weights
 from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import is_remote
@@ -25,6 +22,9 @@ from kfp_ddp.models.weights_download import find, is_path, is_per_node, obtain
 from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.document import is_file, program_of, read
 from kfp_ddp.pipelines.form import COMPILED, Form, Word, check_arguments, form_of, named_after
+from kfp_ddp.plan.choice import Choice, Photographs, this_machine
+from kfp_ddp.plan.settings import Run
+from kfp_ddp.plan.sizing import choose_weights
 from kfp_ddp.training.spec.batches import divide
 from kfp_ddp.training.spec.config import TrainConfig
 

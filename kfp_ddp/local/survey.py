@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.checks.choice import SMALLEST, Photographs, statistics_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import is_relative
 from kfp_ddp.core.text import plural, printable
@@ -21,6 +20,7 @@ from kfp_ddp.pictures.reading import Reading
 from kfp_ddp.pictures.shards import Where, content
 from kfp_ddp.pictures.sides import ARCHIVES, TEST, TRAIN, VAL, is_image, tables_in
 from kfp_ddp.pictures.splits import read_tables
+from kfp_ddp.plan.choice import SMALLEST, Photographs, statistics_of
 from kfp_ddp.storage.folder_source import LOST_AND_FOUND
 from kfp_ddp.storage.kinds import check_address, open_source
 from kfp_ddp.storage.listing import Filter, Listing

@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kfp_ddp.checks.form import Parameters
-from kfp_ddp.checks.settings import training_fields, trial_config
-from kfp_ddp.checks.sweep import Sweep, number_of
 from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, JobError, StorageError
 from kfp_ddp.core.run_folder import task_folder, task_title
@@ -16,6 +13,9 @@ from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import cell
 from kfp_ddp.jobs.ending import handling_all
 from kfp_ddp.models import weights_download
+from kfp_ddp.plan.form import Parameters
+from kfp_ddp.plan.settings import training_fields, trial_config
+from kfp_ddp.plan.sweep import Sweep, number_of
 from kfp_ddp.report import charts
 from kfp_ddp.report.charts import COLOURS, HEIGHT, Axis
 from kfp_ddp.report.events import Point, curve, is_number

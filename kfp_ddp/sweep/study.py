@@ -15,9 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.checks.sweep import Sweep, draw, key_of, listed
 from kfp_ddp.core.errors import InputError, RunCancelledError
 from kfp_ddp.core.machine import require
+from kfp_ddp.plan.sweep import Sweep, draw, key_of, listed
 from kfp_ddp.training.spec.config import TrainConfig
 
 if TYPE_CHECKING:

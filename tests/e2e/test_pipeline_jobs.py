@@ -10,9 +10,9 @@ import pytest
 from kfp import compiler, dsl, kubernetes
 from kubernetes import client
 
-from kfp_ddp.checks.form import EVALUATE_REQUESTS, SYNC_REQUESTS
 from kfp_ddp.components.train.component import train
 from kfp_ddp.pipelines.compiled import built_in, write
+from kfp_ddp.plan.form import EVALUATE_REQUESTS, SYNC_REQUESTS
 from tests.e2e.harness import bucket, workflow
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
 from tests.e2e.harness.leftovers import claims, leftovers

@@ -12,11 +12,7 @@ from google.cloud import storage
 from PIL import Image
 
 from kfp_ddp.checks import preflight as checks
-from kfp_ddp.checks.form import MODELS, Parameters, description
 from kfp_ddp.checks.preflight import check_release
-from kfp_ddp.checks.settings import parse, training_fields, trial_config
-from kfp_ddp.checks.sizing import sized
-from kfp_ddp.checks.sweep import Sweep
 from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError, StorageError
@@ -26,6 +22,10 @@ from kfp_ddp.models import signature, weights_download
 from kfp_ddp.models.bundle import SIGNATURE
 from kfp_ddp.models.champion import move
 from kfp_ddp.pipelines.train_resnet import train_resnet
+from kfp_ddp.plan.form import MODELS, Parameters, description
+from kfp_ddp.plan.settings import parse, training_fields, trial_config
+from kfp_ddp.plan.sizing import sized
+from kfp_ddp.plan.sweep import Sweep
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.spec.time_spent import INSTANCE_TYPE
 from tests.exports import exported

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kfp_ddp.checks.choice import Choice, Machine, Photographs, choose, count_gpus
-from kfp_ddp.checks.form import SUBJECTS
-from kfp_ddp.checks.sizing import choose_weights
 from kfp_ddp.models.weights_download import MOST_IMAGES, RANDOM_START, Start
+from kfp_ddp.plan.choice import Choice, Machine, Photographs, choose, count_gpus
+from kfp_ddp.plan.form import SUBJECTS
+from kfp_ddp.plan.sizing import choose_weights
 from kfp_ddp.training.spec.config import TrainConfig
 
 OLD = Machine(cores=2, memory_gb=8, device="cpu", gpus=0)

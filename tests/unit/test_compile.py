@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from kfp_ddp.checks.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, SYNC_REQUESTS
 from kfp_ddp.core.step import SECRET
 from kfp_ddp.jobs.identity import STEP
 from kfp_ddp.k8s import api
 from kfp_ddp.pipelines import NAMES, compiled
+from kfp_ddp.plan.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, SYNC_REQUESTS
 from kfp_ddp.training.spec.recipes import RECIPES
 
 REPOSITORY = Path(__file__).parents[2]

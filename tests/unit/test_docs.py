@@ -19,11 +19,11 @@ from kfp.dsl.base_component import BaseComponent
 
 from docs import reference
 from kfp_ddp import __version__
-from kfp_ddp.checks.form import SUBJECTS
 from kfp_ddp.cli import COMMANDS, app
 from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.jobs.identity import STEP
 from kfp_ddp.pipelines.train_resnet import train_resnet
+from kfp_ddp.plan.form import SUBJECTS
 from tests.pages import ROOT, SETTINGS_FILE, commands, fences, of_ours
 
 FOLDERS = ("deploy", "examples", "images", "release", "training")

@@ -126,7 +126,7 @@ LAYERS = (
     {"pictures"},
     {"training"},
     {"storage", "k8s"},
-    {"jobs", "datasets", "models", "report", "runs", "evaluation", "export", "checks"},
+    {"jobs", "datasets", "models", "report", "runs", "evaluation", "export", "plan", "checks"},
     {"sweep"},
     {"components"},
     {"pipelines"},

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.checks.choice import this_machine
 from kfp_ddp.core import machine
 from kfp_ddp.jobs.local import environment
+from kfp_ddp.plan.choice import this_machine
 
 GB = 1 << 30
 V1 = "2:cpuset:/\n5:cpu,cpuacct:/docker/a\n4:memory:/docker/a\n1:name=systemd:/x\n"

@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kfp_ddp.checks.claims import check_modes, mounted_at_once, single_node_mode
-from kfp_ddp.checks.form import StepResources
 from kfp_ddp.checks.nodes import check_on_cpus, cpu_warning, gpus_per_node, too_large, unfit
 from kfp_ddp.checks.operators import SERVICE_VERBS, check_service
 from kfp_ddp.checks.preflight import evaluation, token_of
-from kfp_ddp.checks.sweep import MAX_TRIALS, Sweep, examples_of, number_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.engine import job_fields
 from kfp_ddp.jobs.launch_spec import LaunchSpec
@@ -21,6 +19,8 @@ from kfp_ddp.k8s.api import LAUNCHER, STEPS, Api, ApiError, Object
 from kfp_ddp.k8s.objects import allocatable
 from kfp_ddp.models.release import Registering, part_of
 from kfp_ddp.models.serving.rollout import OURS
+from kfp_ddp.plan.form import StepResources
+from kfp_ddp.plan.sweep import MAX_TRIALS, Sweep, examples_of, number_of
 from kfp_ddp.storage.kinds import check_address, open_store
 from kfp_ddp.training.spec.config import TrainConfig
 from tests.cluster import FakeApi

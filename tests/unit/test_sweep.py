@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.checks.sweep import Sweep
 from kfp_ddp.core.errors import JobError
+from kfp_ddp.plan.sweep import Sweep
 from kfp_ddp.runs.train.engine import figures_of
 from kfp_ddp.sweep.engine import Leaderboard, read
 from kfp_ddp.sweep.study import Result, Study, Trial, search

@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal, NamedTuple
 
-from kfp_ddp.checks.form import SUBJECTS
 from kfp_ddp.core import machine as limits
 from kfp_ddp.core.text import plural
+from kfp_ddp.plan.form import SUBJECTS
 from kfp_ddp.training.spec.config import SMALL_RESNETS
 
 MINUTES, JOB_MINUTES = 15.0, 120.0

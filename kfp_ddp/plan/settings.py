@@ -6,15 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from kfp_ddp.checks.form import (
-    LAST,
-    SUBJECTS,
-    DatasetSettings,
-    Parameters,
-    StepResources,
-    set_fields,
-)
-from kfp_ddp.checks.sweep import Sweep, examples_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
 from kfp_ddp.core.settings import rename, split
@@ -28,6 +19,15 @@ from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec, Supervision, chec
 from kfp_ddp.models.release import MODELS as PARTS
 from kfp_ddp.models.release import check_model_name, part_of
 from kfp_ddp.models.weights_download import RANDOM_START, Start
+from kfp_ddp.plan.form import (
+    LAST,
+    SUBJECTS,
+    DatasetSettings,
+    Parameters,
+    StepResources,
+    set_fields,
+)
+from kfp_ddp.plan.sweep import Sweep, examples_of
 from kfp_ddp.runs.notify import Notification
 from kfp_ddp.storage.kinds import check_address
 from kfp_ddp.training.spec.batches import check_divides, check_single

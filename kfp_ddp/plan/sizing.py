@@ -6,16 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from kfp_ddp.checks.choice import (
-    Choice,
-    Machine,
-    Photographs,
-    choose,
-    merged,
-    statistics_of,
-    this_machine,
-)
-from kfp_ddp.checks.settings import Run, parse
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.settings import rename
 from kfp_ddp.datasets.images import sample
@@ -26,6 +16,16 @@ from kfp_ddp.models import weights_download
 from kfp_ddp.models.weights_download import RANDOM_START, Start
 from kfp_ddp.pictures.header import frame_of
 from kfp_ddp.pictures.layout import LayoutRule
+from kfp_ddp.plan.choice import (
+    Choice,
+    Machine,
+    Photographs,
+    choose,
+    merged,
+    statistics_of,
+    this_machine,
+)
+from kfp_ddp.plan.settings import Run, parse
 from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.spec.recipes import OPTIMIZER_FIELDS
 from kfp_ddp.training.spec.time_spent import priced

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from kfp_ddp.checks.sweep import Sweep
 from kfp_ddp.core.settings import Settings
 from kfp_ddp.datasets.settings import SyncSettings
 from kfp_ddp.datasets.volume.request import Strategy
@@ -20,6 +19,7 @@ from kfp_ddp.jobs.fields import NAME, PATTERN_DESCRIPTIONS
 from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec, Supervision
 from kfp_ddp.k8s.objects import AMOUNT, QUANTITY, parse_quantity
 from kfp_ddp.models import release
+from kfp_ddp.plan.sweep import Sweep
 from kfp_ddp.runs.notify import Notification
 from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.spec.recipes import RecipeName
