@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from kfp_ddp.client.steps import fnv
+from kfp_ddp.client.kfp.steps import fnv
 
 Node = dict[str, Any]
 BEGIN = datetime(2026, 11, 21, 22, 51, 6, tzinfo=UTC)

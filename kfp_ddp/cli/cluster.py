@@ -169,7 +169,7 @@ def doctor(connection: Connection, as_json: bool, **fields: Any) -> None:
     checked.
     """
     from kfp_ddp.checks.doctor import examine
-    from kfp_ddp.client.connection import open_client
+    from kfp_ddp.client.kfp.connection import open_client
 
     def version() -> str:
         with open_client(connection) as client:

@@ -16,7 +16,7 @@ from kfp_ddp.core.machine import require as require
 from kfp_ddp.core.text import printable
 
 if TYPE_CHECKING:
-    from kfp_ddp.client.submission import Inputs
+    from kfp_ddp.client.submit.submission import Inputs
     from kfp_ddp.core.config import Connection
     from kfp_ddp.core.settings import Settings
 
@@ -156,7 +156,7 @@ def is_on_command_line(name: str) -> bool:
 
 def inputs(options: dict[str, Any]) -> "Inputs":
     """Return the settings of a pipeline."""
-    from kfp_ddp.client.submission import Inputs
+    from kfp_ddp.client.submit.submission import Inputs
 
     flags = {"--gpus": ("gpus_per_node", options.get("gpus"))}
     if "destination" in options and is_on_command_line("destination"):

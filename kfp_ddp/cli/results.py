@@ -13,7 +13,7 @@ from kfp_ddp.core.text import printable
 
 if TYPE_CHECKING:
     from kfp_ddp.client.api import Client
-    from kfp_ddp.client.comparison import Comparison
+    from kfp_ddp.client.run.comparison import Comparison
 
 
 @click.command("compare")
@@ -30,7 +30,7 @@ def compare(runs: tuple[str, ...], html: Path | None, as_json: bool, client: "Cl
 
     kfp-ddp compare last 8fa2b9a1 ./photos-model --html compared.html
     """
-    from kfp_ddp.client.comparison import to_html
+    from kfp_ddp.client.run.comparison import to_html
 
     compared = client.compare(*runs)
     if html is not None:
@@ -48,8 +48,8 @@ def _print(compared: "Comparison") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from kfp_ddp.client.comparison import setting_text
-    from kfp_ddp.client.follow import console
+    from kfp_ddp.client.run.comparison import setting_text
+    from kfp_ddp.client.run.follow import console
 
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 3, 0, 0))
     rows = [

@@ -177,7 +177,7 @@ def _run_on_kfp(connection: Connection, source: str, options: dict[str, Any]) ->
     import yaml
 
     from kfp_ddp.client.api import Client
-    from kfp_ddp.client.follow import check_success, until_over
+    from kfp_ddp.client.run.follow import check_success, until_over
 
     as_json, waits = options["as_json"], options["follow"] or options["wait"]
     settings = {name: options[name] for name in (*RUN_SETTINGS, "destination", *SETTINGS)}

@@ -10,7 +10,7 @@ from kfp_ddp.core.text import printable
 
 if TYPE_CHECKING:
     from kfp_ddp.client.api import Client
-    from kfp_ddp.client.description import Description
+    from kfp_ddp.client.run.description import Description
 
 
 @click.command("runs")
@@ -33,7 +33,7 @@ def runs(client: "Client", experiment: str, state: str, most: int, as_json: bool
     from rich.table import Column, Table
     from rich.text import Text
 
-    from kfp_ddp.client.follow import MARKS, console, duration
+    from kfp_ddp.client.run.follow import MARKS, console, duration
 
     identity = Column("id", min_width=8)  # what other commands take is not cut
     table = Table("", identity, "name", "state", "started", "duration", box=None, pad_edge=False)
@@ -62,8 +62,8 @@ def status(client: "Client", run: str, watch: bool, as_json: bool) -> None:
 
     kfp-ddp status last --follow
     """
-    from kfp_ddp.client.follow import check_success, console, tree, until_over, watched
-    from kfp_ddp.client.steps import OVER, documents
+    from kfp_ddp.client.kfp.steps import OVER, documents
+    from kfp_ddp.client.run.follow import check_success, console, tree, until_over, watched
 
     finder, info = client.finder, client.get_run(run).info
     if watch:
@@ -88,7 +88,7 @@ def cancel(client: "Client", run: str, wait: bool, as_json: bool) -> None:
 
     RUN is an id or the start of one, a name, or last.
     """
-    from kfp_ddp.client.follow import until_over
+    from kfp_ddp.client.run.follow import until_over
 
     info = client.get_run(run).cancel().info
     echo(f"cancelling {info.name}", err=as_json)
@@ -113,7 +113,7 @@ def retry(client: "Client", run: str, follow: bool, as_json: bool) -> None:
 
     RUN is an id or the start of one, a name, or last.
     """
-    from kfp_ddp.client.follow import check_success, until_over
+    from kfp_ddp.client.run.follow import check_success, until_over
 
     info = client.get_run(run).retry().info
     echo(f"{info.name} resumes: {info.page or info.id}", err=as_json)

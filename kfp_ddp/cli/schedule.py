@@ -18,8 +18,8 @@ from kfp_ddp.cli.options import (
     show,
     with_client,
 )
-from kfp_ddp.client import schedules
-from kfp_ddp.client.schedules import RUN_SETTINGS, TIMES
+from kfp_ddp.client.kfp import schedules
+from kfp_ddp.client.kfp.schedules import RUN_SETTINGS, TIMES
 
 if TYPE_CHECKING:
     from kfp_ddp.client.api import Client

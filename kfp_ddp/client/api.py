@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from kfp_ddp.client import comparison, download, follow, logs, models, submission
-from kfp_ddp.client.description import Description, describe
-from kfp_ddp.client.pipelines import PipelineVersion, upload
-from kfp_ddp.client.run_info import RunFinder, RunInfo, info_of, local_run, read_trainings
-from kfp_ddp.client.runs import RETRYABLE, find_run, list_runs
-from kfp_ddp.client.schedules import RUN_SETTINGS
+from kfp_ddp.client import models
+from kfp_ddp.client.kfp.pipelines import PipelineVersion, upload
+from kfp_ddp.client.kfp.runs import RETRYABLE, find_run, list_runs
+from kfp_ddp.client.kfp.schedules import RUN_SETTINGS
+from kfp_ddp.client.kfp.steps import OVER
+from kfp_ddp.client.run import comparison, download, follow, logs
+from kfp_ddp.client.run.description import Description, describe
+from kfp_ddp.client.run.run_info import RunFinder, RunInfo, info_of, local_run, read_trainings
 from kfp_ddp.client.scheduling import Schedules
-from kfp_ddp.client.steps import OVER
-from kfp_ddp.client.submission import with_source
+from kfp_ddp.client.submit import function_job, own_package, submission
 from kfp_ddp.core import config
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError
@@ -75,14 +76,14 @@ class Client:
         inputs = inputs._replace(flags={"SOURCE": ("source", source), **inputs.flags})
         configured = {"destination": chosen.pop("destination")}
         arguments = submission.arguments(document, inputs, configured)
-        submission.check_images(document, chosen.pop("registry"))
+        own_package.check_images(document, chosen.pop("registry"))
         name = name or submission.default_name(document, arguments)
         return submission.Submission(document, version, name, arguments=arguments, **chosen)
 
     def send(self, request: submission.Submission) -> "Run":
         """Start a planned run."""
         if request.version is None:
-            pipeline = with_source(request.pipeline, self.finder, self.chosen(*SETTINGS))
+            pipeline = own_package.with_source(request.pipeline, self.finder, self.chosen(*SETTINGS))
             request = dataclasses.replace(request, pipeline=pipeline)
         return Run(self, info_of(request.send(self.finder.client), self.connection))
 
@@ -138,11 +139,11 @@ class Client:
         a `runtime` it is a TrainJob, else a PyTorchJob, or another `kind`; local for this machine.
         """
         kind = kind or ("trainjob" if runtime else "pytorchjob")
-        inputs = submission.job_of(func, trainer, runtime, settings)
+        inputs = function_job.job_of(func, trainer, runtime, settings)
         with tempfile.TemporaryDirectory() as scratch:
             images = Images.create(self.chosen(*SETTINGS))
-            file = submission.job_pipeline(inputs, kind, images, Path(scratch))
-            if kind != submission.LOCAL:
+            file = function_job.job_pipeline(inputs, kind, images, Path(scratch))
+            if kind != function_job.LOCAL:
                 return self.run(file, name=name)
             require("local")
             from kfp_ddp.local import runs
@@ -178,8 +179,8 @@ class Client:
         """Upload a pipeline as the newest version, unless that has the same content."""
         check_secrets({"name": name, "description": description})
         document, _ = self._pipeline(pipeline, uploaded=False)
-        submission.check_images(document, self.chosen("registry")["registry"])
-        document = with_source(document, self.finder, self.chosen(*SETTINGS))
+        own_package.check_images(document, self.chosen("registry")["registry"])
+        document = own_package.with_source(document, self.finder, self.chosen(*SETTINGS))
         return upload(self.finder.client, document, name, description)
 
     @property

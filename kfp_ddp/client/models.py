@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from kfp_ddp.client.login import check_private
+from kfp_ddp.client.kfp.login import check_private
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.settings import hint, mapping_in
 from kfp_ddp.datasets.volume.cluster import CLAIMS

@@ -8,11 +8,12 @@ from itertools import islice
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.client import cron, schedules, submission
-from kfp_ddp.client.pipelines import find_version
-from kfp_ddp.client.run_info import info_of
-from kfp_ddp.client.schedules import ENABLED, RUN_SETTINGS, TIMES, SchedulePlan, state
-from kfp_ddp.client.submission import Inputs
+from kfp_ddp.client.kfp import cron, schedules
+from kfp_ddp.client.kfp.pipelines import find_version
+from kfp_ddp.client.kfp.schedules import ENABLED, RUN_SETTINGS, TIMES, SchedulePlan, state
+from kfp_ddp.client.run.run_info import info_of
+from kfp_ddp.client.submit import own_package, submission
+from kfp_ddp.client.submit.submission import Inputs
 from kfp_ddp.core.errors import InputError, KfpDdpError, RefusedError, ServerError
 from kfp_ddp.core.images import PUBLIC
 from kfp_ddp.core.secrets import check_secrets
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from kfp_server_api import V2beta1RecurringRun, V2beta1Run
 
     from kfp_ddp.client.api import Client, Run
-    from kfp_ddp.client.compat import Client as Server
+    from kfp_ddp.client.kfp.compat import Client as Server
     from kfp_ddp.pipelines.document import Document
 
 Row = dict[str, Any]
@@ -121,7 +122,7 @@ class Schedules:
                 raise InputError(f"--{required} is missing: a schedule needs a time and a pipeline")
         check_secrets({"name": name, "experiment": chosen["experiment"], **fields})
         document, version = submission.uploaded(client.finder.client, pipeline)
-        submission.check_images(document, chosen["registry"])
+        own_package.check_images(document, chosen["registry"])
         plan = SchedulePlan(
             name=name,
             pipeline_id=version.pipeline_id,

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-from kfp_ddp.client.run_files import RunFiles
+from kfp_ddp.client.run.run_files import RunFiles
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.step import handling_signals

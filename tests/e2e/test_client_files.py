@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from kfp_ddp.client.run_files import open_claim
+from kfp_ddp.client.run.run_files import open_claim
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import step_pod
@@ -60,7 +60,7 @@ def test_download_is_complete_and_its_pod_is_deleted(grounds: Grounds, tmp_path:
 
 def test_pod_of_a_download_is_deleted_after_sigterm(grounds: Grounds) -> None:
     program = (
-        "import time; from kfp_ddp.client.run_files import open_claim\n"
+        "import time; from kfp_ddp.client.run.run_files import open_claim\n"
         "from kfp_ddp.k8s.api import Api\n"
         f"with open_claim(Api.connect({grounds.namespace!r}), {WORK!r}, {IMAGE!r}):\n"
         "    print('reads', flush=True); time.sleep(600)"

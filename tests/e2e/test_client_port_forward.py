@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from kfp_ddp.client.connection import open_client
+from kfp_ddp.client.kfp.connection import open_client
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, ServerError
 from tests.e2e.harness.grounds import IMAGE, Grounds, until

@@ -151,7 +151,7 @@ def test_a_token_of_the_registry_needs_https(monkeypatch: pytest.MonkeyPatch) ->
         assert models.registry_at(address) is not None
     with pytest.raises(InputError, match=r"is not sent to http://registry\.example without https"):
         models.registry_at("http://registry.example")
-    monkeypatch.setattr("kfp_ddp.client.login.NAMESPACE_FILE", Path(__file__))  # in a pod
+    monkeypatch.setattr("kfp_ddp.client.kfp.login.NAMESPACE_FILE", Path(__file__))  # in a pod
     assert models.registry_at("http://model-registry-service.kubeflow.svc:8080") is not None
 
 

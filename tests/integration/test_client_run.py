@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kfp_ddp.client import follow
+from kfp_ddp.client.run import follow
 from kfp_ddp.core import config
 from kfp_ddp.core.errors import ServerError
 from kfp_ddp.core.images import PUBLIC, REGISTRY, Images

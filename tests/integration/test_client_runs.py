@@ -7,10 +7,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from kfp_ddp.client import follow, run_info
-from kfp_ddp.client.run_info import RunFinder
-from kfp_ddp.client.runs import find_run, newest_runs
-from kfp_ddp.client.steps import Step
+from kfp_ddp.client.kfp.runs import find_run, newest_runs
+from kfp_ddp.client.kfp.steps import Step
+from kfp_ddp.client.run import follow, run_info
+from kfp_ddp.client.run.run_info import RunFinder
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, JobError, RunCancelledError, ServerError
 from kfp_ddp.k8s.api import ApiError
@@ -74,7 +74,7 @@ def test_all_pages(
     finder: RunFinder, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = finder.client
-    monkeypatch.setattr("kfp_ddp.client.runs.PAGE", 2)
+    monkeypatch.setattr("kfp_ddp.client.kfp.runs.PAGE", 2)
     ids = _create(kfp_server, *(f"run-{number}" for number in range(5)))
     assert sorted(run.run_id for run in newest_runs(client, 100)) == sorted(ids)
     assert len(list(newest_runs(client, 3))) == 3

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.client import schedules, scheduling
-from kfp_ddp.client.connection import open_client
+from kfp_ddp.client import scheduling
+from kfp_ddp.client.kfp import schedules
+from kfp_ddp.client.kfp.connection import open_client
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import KfpDdpError, RefusedError, ServerError
 from tests.commands import call, document, output, refused

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.client import logs, tensorboard
-from kfp_ddp.client.run_info import RunFinder
-from kfp_ddp.client.steps import every_step
+from kfp_ddp.client import tensorboard
+from kfp_ddp.client.kfp.steps import every_step
+from kfp_ddp.client.run import logs
+from kfp_ddp.client.run.run_info import RunFinder
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import KfpDdpError, StorageError
 from kfp_ddp.export.publish import Lineage

@@ -12,7 +12,7 @@ import pytest
 
 from kfp_ddp.checks.doctor import examine
 from kfp_ddp.checks.finding import Requirements
-from kfp_ddp.client.connection import forwarded_port, own_namespace
+from kfp_ddp.client.kfp.connection import forwarded_port, own_namespace
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.k8s.api import Api
 from tests.commands import call
@@ -183,7 +183,7 @@ def test_a_context_in_a_pod_is_one_of_it(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "namespace").write_text("own")
     monkeypatch.setattr(KUBECONFIG, str(tmp_path / "config"))
     monkeypatch.setattr("kubernetes.config.load_incluster_config", lambda configuration: None)
-    for module in ("kfp_ddp.k8s.api", "kfp_ddp.client.connection"):
+    for module in ("kfp_ddp.k8s.api", "kfp_ddp.client.kfp.connection"):
         monkeypatch.setattr(f"{module}.NAMESPACE_FILE", tmp_path / "namespace")
     assert (Api.connect().namespace, own_namespace()) == ("own", "own")
     api = Api.connect(context="it")

@@ -7,8 +7,8 @@ from typing import Any
 import kfp
 import pytest
 
-from kfp_ddp.client import login
-from kfp_ddp.client.connection import open_client
+from kfp_ddp.client.kfp import login
+from kfp_ddp.client.kfp.connection import open_client
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, KfpDdpError, RefusedError, ServerError
 from tests import tls
@@ -70,7 +70,7 @@ def test_a_multi_user_server_needs_a_namespace(monkeypatch: pytest.MonkeyPatch) 
             with pytest.raises(RefusedError, match="check that --namespace is one") as caught:
                 client.list_runs()
             assert caught.value.status == 403
-        monkeypatch.setattr("kfp_ddp.client.connection.own_namespace", lambda context: "")
+        monkeypatch.setattr("kfp_ddp.client.kfp.connection.own_namespace", lambda context: "")
         assert error_of(Connection(host=server.url)).endswith(
             "has several users: give --namespace, the one of your profile"
         )

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from kfp_ddp.cli.serve import _folder_names
-from kfp_ddp.client.run_files import StoredFiles
+from kfp_ddp.client.run.run_files import StoredFiles
 from kfp_ddp.client.tensorboard import LogDir, fetch_metrics
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.predict import load

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kfp_ddp import Client
-from kfp_ddp.client import follow
+from kfp_ddp.client.run import follow
 from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.export.publish import Lineage
 from kfp_ddp.jobs.launch_spec import LaunchSpec

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.client.run_info import local_run
+from kfp_ddp.client.run.run_info import local_run
 from kfp_ddp.pipelines.compiled import pipelines_of, write
 from tests.commands import call, output
 

@@ -49,8 +49,8 @@ def test_output_is_utf_8_in_any_code_page() -> None:
     [
         ("kfp_ddp.cli.sync, kfp_ddp.datasets.sync, kfp_ddp.storage.gcs", HEAVY + RARE),
         (
-            "kfp_ddp.client.description, kfp_ddp.client.comparison, kfp_ddp.client.download, "
-            "kfp_ddp.client.logs",
+            "kfp_ddp.client.run.description, kfp_ddp.client.run.comparison, "
+            "kfp_ddp.client.run.download, kfp_ddp.client.run.logs",
             ("PIL", "numpy", "onnx", "psutil", "torch"),
         ),
     ],

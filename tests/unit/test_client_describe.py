@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.client import pods, run_info
-from kfp_ddp.client.comparison import setting_text
-from kfp_ddp.client.download import download
-from kfp_ddp.client.run_files import StoredFiles
-from kfp_ddp.client.steps import Step
+from kfp_ddp.client.kfp import pods
+from kfp_ddp.client.kfp.steps import Step
+from kfp_ddp.client.run import run_info
+from kfp_ddp.client.run.comparison import setting_text
+from kfp_ddp.client.run.download import download
+from kfp_ddp.client.run.run_files import StoredFiles
 from kfp_ddp.core import packed
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import StorageError

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from kfp_server_api import ApiClient, V2beta1Run
 
-from kfp_ddp.client.pods import list_nodes
-from kfp_ddp.client.steps import Step, every_step, leaves, steps_of
+from kfp_ddp.client.kfp.pods import list_nodes
+from kfp_ddp.client.kfp.steps import Step, every_step, leaves, steps_of
 from kfp_ddp.k8s.resource import WORKFLOWS
 from tests.cluster import FakeApi
 from tests.kfp_nodes import Node, Workflow, details

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from kfp_ddp.cli import run as cli_run
-from kfp_ddp.client import follow
-from kfp_ddp.client.run_info import local_run
+from kfp_ddp.client.run import follow
+from kfp_ddp.client.run.run_info import local_run
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, StorageError
 from kfp_ddp.local import demo, engine, results, runs
 from kfp_ddp.local.folder import LocalRun, begin, link_latest, locked, unfinished

@@ -8,7 +8,7 @@ import yaml
 
 from kfp_ddp.checks.doctor import OURS, POLICIES, network
 from kfp_ddp.checks.finding import CheckContext, Requirements
-from kfp_ddp.client.connection import PORT as KFP_PORT
+from kfp_ddp.client.kfp.connection import PORT as KFP_PORT
 from kfp_ddp.jobs.identity import STEP, identify
 from kfp_ddp.jobs.kinds import KINDS, pod
 from kfp_ddp.jobs.kinds.rayjob import DASHBOARD_PORT

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kfp_ddp.client import pod_program
-from kfp_ddp.client.run_files import StoredFiles, unpack
+from kfp_ddp.client.run.run_files import StoredFiles, unpack
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.run_folder import RunFolder, open_run_dir, task_title
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kfp_ddp.client.cron import as_read, describe, next_times, often, six_fields, zone
+from kfp_ddp.client.kfp.cron import as_read, describe, next_times, often, six_fields, zone
 from kfp_ddp.core.errors import InputError
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)  # a Sunday

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from kfp_ddp import __version__
-from kfp_ddp.client.submission import ensure_source
+from kfp_ddp.client.submit.own_package import ensure_source
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.images import KINDS, PUBLIC, Images
 from kfp_ddp.jobs import source, worker_start

@@ -13,7 +13,7 @@ from kfp_ddp.core.errors import InputError, RefusedError, ServerError
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1Run
 
-    from kfp_ddp.client.compat import Client
+    from kfp_ddp.client.kfp.compat import Client
 
 T = TypeVar("T")
 LAST, RUNS = "last", "kfp-ddp runs lists them"

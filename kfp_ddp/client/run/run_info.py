@@ -10,12 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.client import runs
-from kfp_ddp.client.connection import open_client, own_namespace
-from kfp_ddp.client.pipelines import graph_of
-from kfp_ddp.client.pods import KfpLogs, list_nodes
-from kfp_ddp.client.run_files import USER, RunFiles, StoredFiles, open_claim
-from kfp_ddp.client.steps import OVER, Step, every_step, leaves, steps_of
+from kfp_ddp.client.kfp import runs
+from kfp_ddp.client.kfp.connection import open_client, own_namespace
+from kfp_ddp.client.kfp.pipelines import graph_of
+from kfp_ddp.client.kfp.pods import KfpLogs, list_nodes
+from kfp_ddp.client.kfp.steps import OVER, Step, every_step, leaves, steps_of
+from kfp_ddp.client.run.kfp_files import kfp_files
+from kfp_ddp.client.run.run_files import USER, RunFiles, StoredFiles, open_claim
 from kfp_ddp.core import config
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
@@ -31,7 +32,7 @@ from kfp_ddp.runs.record import TaskRecord, files_of_records, read_run
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1Run
 
-    from kfp_ddp.client.compat import Client
+    from kfp_ddp.client.kfp.compat import Client
 
 
 UNFINISHED = "UNFINISHED"
@@ -173,8 +174,6 @@ class RunFinder(contextlib.ExitStack):
         steps: Sequence[Step],
     ) -> RunFiles:
         """Return the files in the run's folder, or what KFP has if that cannot be read."""
-        from kfp_ddp.client.download import kfp_files
-
         own: RunFiles | None = None
         try:
             own = self._own_files(run, values, spec)

@@ -18,7 +18,7 @@ from kfp_ddp.core.files import sha256_of_json
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1Pipeline
 
-    from kfp_ddp.client.compat import Client
+    from kfp_ddp.client.kfp.compat import Client
     from kfp_ddp.pipelines.document import Document
 
 LONGEST = 32 * 1024**2

@@ -7,15 +7,15 @@ from datetime import UTC, datetime, tzinfo
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.client import cron
-from kfp_ddp.client.runs import NEVER, PAGE, UUID, get, known_time, matching, newest_runs, pages
-from kfp_ddp.client.steps import OVER
+from kfp_ddp.client.kfp import cron
+from kfp_ddp.client.kfp.runs import NEVER, PAGE, UUID, get, known_time, matching, newest_runs, pages
+from kfp_ddp.client.kfp.steps import OVER
 from kfp_ddp.core.errors import InputError
 
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1RecurringRun, V2beta1Run
 
-    from kfp_ddp.client.compat import Client
+    from kfp_ddp.client.kfp.compat import Client
 
 ALL = 1_000_000
 RUN_SETTINGS = ("pipeline_root", "service_account")

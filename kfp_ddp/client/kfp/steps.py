@@ -12,8 +12,8 @@ from datetime import datetime
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kfp_ddp.client.pipelines import graph_of
-from kfp_ddp.client.runs import cancelled_at
+from kfp_ddp.client.kfp.pipelines import graph_of
+from kfp_ddp.client.kfp.runs import cancelled_at
 from kfp_ddp.k8s.api import Object
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
-from kfp_ddp.client import pods
-from kfp_ddp.client.pods import KfpLogs
-from kfp_ddp.client.run_info import RunInfo
-from kfp_ddp.client.steps import OVER, Leaf, leaves
+from kfp_ddp.client.kfp import pods
+from kfp_ddp.client.kfp.pods import LAUNCHER, KfpLogs
+from kfp_ddp.client.kfp.steps import OVER, Leaf, leaves
+from kfp_ddp.client.run.run_info import RunInfo
 from kfp_ddp.core.errors import KfpDdpError, ServerError, StorageError
 from kfp_ddp.jobs.follow.logs import LogCursor, PodLogs, Printer, Stamp
 from kfp_ddp.k8s.api import Api, review
@@ -20,7 +20,6 @@ POLL_SECONDS = 2.0
 UNWRITTEN = ("SKIPPED", "OMITTED", "CACHED")
 """States of steps without a log."""
 EXECUTOR, INPUTS = "[KFP Executor ", "Got executor_input:"
-LAUNCHER = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ [\w.]+\.go:\d+\] ")
 ARGO = re.compile(r"time=\S+ level=\w+ msg=.* argo=true")
 
 

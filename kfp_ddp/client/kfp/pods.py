@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from kfp_ddp.client.steps import DRIVER, OVER, Leaf, Step
+from kfp_ddp.client.kfp.steps import DRIVER, OVER, Leaf, Step
 from kfp_ddp.core.errors import ServerError, StorageError
 from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.core.text import one_line
@@ -19,7 +19,7 @@ from kfp_ddp.k8s.pods import OUT_OF_MEMORY, failure_reason, has_started
 from kfp_ddp.k8s.resource import EVENTS, PODS, WORKFLOWS, Resource
 
 if TYPE_CHECKING:
-    from kfp_ddp.client.compat import Client
+    from kfp_ddp.client.kfp.compat import Client
 
 LOG = "/apis/v1alpha1/runs/{run_id}/nodes/{node_id}/log"
 NO_LOG = "Failed to read logs"
@@ -29,6 +29,8 @@ MAIN = "main"
 """The container of a step's pod that runs the program."""
 LOG_SECONDS = 60.0
 NODE_ID, NODE_NAME = "workflows.argoproj.io/node-id", "workflows.argoproj.io/node-name"
+LAUNCHER = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ [\w.]+\.go:\d+\] ")
+"""The start of a line that KFP's launcher logs, in the log of the step itself."""
 ATTEMPTS = re.compile(r"\(\d+\)")
 
 

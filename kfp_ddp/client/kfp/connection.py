@@ -13,7 +13,7 @@ from kfp_ddp.k8s.objects import condition
 from kfp_ddp.k8s.resource import PODS, Resource
 
 if TYPE_CHECKING:
-    from kfp_ddp.client.compat import Client
+    from kfp_ddp.client.kfp.compat import Client
 
 SERVICE, PORT, BLOCK = "ml-pipeline", 8888, 65536
 
@@ -25,7 +25,7 @@ def open_client(connection: Connection) -> "Iterator[Client]":
     Each request has a timeout. Each failure is one line: an InputError of the configuration, a
     RefusedError (with its `status`) of the server, or a ServerError without an answer.
     """
-    from kfp_ddp.client import compat, login
+    from kfp_ddp.client.kfp import compat, login
 
     with contextlib.ExitStack() as stack:
         host = "" if connection.port_forward else connection.host

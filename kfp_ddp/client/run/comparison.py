@@ -7,7 +7,7 @@ from itertools import combinations
 from statistics import median_high
 from typing import Any, NamedTuple
 
-from kfp_ddp.client.run_info import RunInfo
+from kfp_ddp.client.run.run_info import RunInfo
 from kfp_ddp.core import packed
 from kfp_ddp.jobs.progress import clock
 from kfp_ddp.report.charts import COLOURS, Series, line_chart

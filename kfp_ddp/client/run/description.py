@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.client import logs, pods
-from kfp_ddp.client.run_info import RunInfo, read_trainings
-from kfp_ddp.client.steps import OVER, Leaf, leaves
+from kfp_ddp.client.kfp import pods
+from kfp_ddp.client.kfp.steps import OVER, Leaf, leaves
+from kfp_ddp.client.run import logs
+from kfp_ddp.client.run.run_info import RunInfo, read_trainings
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.step import last_error
 from kfp_ddp.core.text import one_line

@@ -1,22 +1,16 @@
-"""Runs to submit: checked here first; the source that their pods need; the job of a function."""
+"""Runs to submit, checked here first."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kfp_ddp.client.pipelines import PipelineVersion, content_name, find_pipeline, find_version
-from kfp_ddp.client.run_info import RunFinder
-from kfp_ddp.core import config
+from kfp_ddp.client.kfp.pipelines import PipelineVersion, content_name, find_pipeline, find_version
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.images import REGISTRY, Images
+from kfp_ddp.core.images import Images
 from kfp_ddp.core.secrets import check_secrets
 from kfp_ddp.core.settings import hint
-from kfp_ddp.jobs.source import config_map, has_source, map_name, renamed
-from kfp_ddp.k8s.api import Api, ApiError
-from kfp_ddp.k8s.resource import CONFIG_MAPS
 from kfp_ddp.models.weights_download import is_path
 from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.document import Document, from_api, parsed
@@ -26,7 +20,7 @@ from kfp_ddp.plan.sweep import number_of
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1Run
 
-    from kfp_ddp.client.compat import Client
+    from kfp_ddp.client.kfp.compat import Client
 
 
 @dataclass(frozen=True)
@@ -183,137 +177,8 @@ def _is_on_pvc(path: str) -> bool:
     return path.startswith("/") and not Path(path).exists()
 
 
-def check_images(pipeline: Document, registry: str) -> None:
-    """Raise InputError for images of the components' own registry, unless it is the user's."""
-    default = [image for image in pipeline.images() if image.startswith(f"{REGISTRY}/")]
-    if default and registry.rstrip("/") != REGISTRY:
-        raise InputError(
-            f"{default[0]} is published nowhere: compile the file again for public images, or push "
-            "your own (images/README.md) and give --registry"
-        )
-
-
 def default_name(pipeline: Document, settings: Mapping[str, Any]) -> str:
     """Return the name of a run without one: its model, source or pipeline, and the time."""
     source = str(settings.get("source", ""))
     subject = settings.get("model_name") or (source and named_after(source)) or pipeline.name
     return f"{str(subject)[:40]}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def with_source(pipeline: Document, finder: RunFinder, settings: Mapping[str, Any]) -> Document:
-    """Return a pipeline that uses the ConfigMap of this very source, and create that if needed.
-
-    `settings` are those of the images. Without a cluster to look into, it may be missing.
-    InputError if it may not be created, or has another source.
-    """
-    images = Images.create(settings)
-    if not (images.public and {images.launcher, images.trainer} & {*pipeline.images()}):
-        return pipeline
-    document = Document(*json.loads(renamed(json.dumps(pipeline), map_name())))
-    try:
-        api = finder.api()
-    except InputError:  # no cluster is configured
-        return document
-    ensure_source(api)
-    return document
-
-
-def ensure_source(api: Api) -> str:
-    """Return the name of the namespace's ConfigMap with this source; create it if needed.
-
-    InputError if the account may not, or if it has another source.
-    """
-    name = map_name()
-    try:
-        existing = api.get(CONFIG_MAPS, name)
-    except ApiError:
-        return name  # it may be there
-    if existing is None:
-        pip = config.chosen("pip_index_url", "pip_proxy")
-        try:
-            api.create(CONFIG_MAPS, config_map(name, *pip.values()))
-        except ApiError as error:
-            raise InputError(
-                f"the namespace lacks the ConfigMap {name} with the source for public images: "
-                f"run kfp-ddp install -n {api.namespace} by an account that may create it; "
-                f"{error.message}"
-            ) from error
-    elif not has_source(existing):
-        raise InputError(
-            f"the ConfigMap {name} has another source than its name: somebody has changed it; "
-            f"kfp-ddp install -n {api.namespace} writes this source into it"
-        )
-    return name
-
-
-LOCAL = "local"
-TRAINER_FIELDS = {
-    *("func", "func_args", "image", "packages_to_install", "pip_index_urls", "num_nodes"),
-    *("resources_per_node", "env"),
-}
-"""Fields of `kubeflow.trainer.CustomTrainer` of the Kubeflow SDK."""
-
-
-def job_of(func: Any, trainer: Any, runtime: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of the component `job` that calls a function; raise InputError."""
-    from kfp_ddp.jobs.authoring import as_function
-
-    own = {name: one for name, one in getattr(trainer, "__dict__", {}).items() if one is not None}
-    given = {name: one for name, one in {"func": func, **settings}.items() if one is not None}
-    if wrong := sorted(given.keys() & own or own.keys() - TRAINER_FIELDS):
-        why = "is an argument, too" if wrong[0] in given else "is not known"
-        raise InputError(f"{wrong[0]} of the trainer {why}: leave it out")
-    given |= own
-    for theirs, ours in (("num_nodes", "nodes"), ("resources_per_node", "resources")):
-        if {theirs, ours} <= given.keys():
-            raise InputError(f"{theirs} and {ours} are one setting: give one of them")
-    for name in ("func_args", "resources_per_node"):
-        if not isinstance(given.get(name, {}), Mapping):
-            raise InputError(f"{name} is not a mapping, such as {{'gpu': 2}}: write one")
-    if "func" not in given:
-        raise InputError("there is no function to run: give func, or a trainer that has it")
-    check_secrets(given)
-    name = getattr(given["func"], "__name__", "function")
-    title = name.strip("_").replace("_", "-").lower() or "job"
-    inputs = as_function(given.pop("func"), given.pop("func_args", None))
-    if not given.get("packages_to_install"):
-        given.pop("pip_index_urls", None)  # which the SDK always sets
-    inputs["nodes"] = given.pop("num_nodes", given.pop("nodes", 1))
-    inputs |= {name: given.pop(name) for name in ("image", "gpus_per_node") if name in given}
-    if resources := given.pop("resources_per_node", {}):
-        limits = dict(map(_resource, resources.items()))
-        given["resources"] = {"limits": limits, "requests": limits}
-    if runtime:
-        given["runtime"] = str(getattr(runtime, "name", runtime))
-    return {**inputs, "settings": given, "title": title}
-
-
-def _resource(item: tuple[str, Any]) -> tuple[str, str]:
-    """Return a resource as Kubernetes names it, of gpu, mig-1g.5gb and so on."""
-    name = str(item[0]).lower()
-    nvidia = name == "gpu" or name.startswith("mig-")
-    return f"nvidia.com/{name}" if nvidia else name, str(item[1])
-
-
-def job_pipeline(inputs: Mapping[str, Any], kind: str, images: Images, folder: Path) -> Path:
-    """Compile the pipeline of one job to a file; raise the InputError that its step would."""
-    from kfp import dsl
-
-    from kfp_ddp.checks.preflight import token_of
-    from kfp_ddp.components.job.component import job
-    from kfp_ddp.jobs.engine import specification
-    from kfp_ddp.pipelines.compiled import write
-    from kfp_ddp.pipelines.steps import launching
-
-    names = {"run_id": "JOB_ID", "task_name": "TASK_NAME", "task_id": "TASK_ID"}
-    ids = {name: getattr(dsl, f"PIPELINE_{one}_PLACEHOLDER") for name, one in names.items()}
-    inputs = {"image": images.trainer, **inputs}
-    title = inputs.pop("title")
-    own = {name: one for name, one in inputs.items() if name != "settings"}
-    checked = "pytorchjob" if kind == LOCAL else kind
-    specification(inputs["settings"], dsl.TaskConfig(), **own, kind=checked)
-
-    def function(backend: str = kind) -> None:
-        launching(job(**ids, **inputs, kind=backend), token_of(kind))
-
-    return write({title: dsl.pipeline(function, name=title)}, folder, images)[0]

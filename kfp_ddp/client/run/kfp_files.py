@@ -1,164 +1,30 @@
-"""Download what a run produced: bundle, reports and curves, also as far as only KFP has them."""
+"""The files of a run as far as KFP has them: the log of its steps, and its artifacts."""
 
 import contextlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from kfp_ddp.client import models
-from kfp_ddp.client.logs import LAUNCHER
-from kfp_ddp.client.pods import KfpLogs
-from kfp_ddp.client.run_files import RunFiles, StoredFiles
-from kfp_ddp.client.steps import Leaf
-from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, writing
+from kfp_ddp.client.kfp.pods import LAUNCHER, KfpLogs
+from kfp_ddp.client.kfp.steps import Leaf
+from kfp_ddp.client.run.run_files import RunFiles, StoredFiles
+from kfp_ddp.core.errors import KfpDdpError, StorageError, writing
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import REPORT, RUN_ID, VERDICT, RunFolder
 from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import FILE
-from kfp_ddp.report.training import training_curves, training_page
-from kfp_ddp.runs.record import newest_checkpoint
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.training.spec.metrics import read_events
 
 if TYPE_CHECKING:
-    from kfp_ddp.client.compat import Client
+    from kfp_ddp.client.kfp.compat import Client
 
-BUNDLE = RunFolder.BUNDLE
-CHECKPOINTS = RunFolder.CHECKPOINTS
 LOSS_CURVE = "loss_curve.html"
-REPORTS = ("config.json", "metrics.jsonl", "evaluation*/*", LOSS_CURVE)
-
-
-class Downloaded(NamedTuple):
-    """The local files of one task of a run; None for those that it did not write."""
-
-    task: str
-    bytes: int
-    bundle: Path | None
-    report: Path | None
-    loss_curve: Path | None
-    checkpoint: Path | None
-
-
-class Results(NamedTuple):
-    """What was downloaded of a run, and what its files lack."""
-
-    folder: Path
-    tasks: list[Downloaded]
-    note: str
-
-
-def find_uploaded(
-    run_id: str, parameters: Mapping[str, Any], task: str = "uploaded"
-) -> RunFiles | None:
-    """Return the bundle that a run exported to its destination, as files of a task."""
-    destination, name = parameters.get("destination"), parameters.get("model_name")
-    if not destination or not name:
-        return None
-    try:
-        versions = models.Model(open_store(str(destination)), str(name)).versions()
-    except KfpDdpError:
-        return None
-    uris = [one.uri for one in versions if one.run_id == run_id and not one.damaged]
-    return StoredFiles(uris[0], f"{task}/{BUNDLE}/") if uris else None
-
-
-def download(files: RunFiles, output: Path, *, checkpoint: bool = False) -> list[Downloaded]:
-    """Download what a run produced to a new folder, all of it or nothing.
-
-    The files of a single task lie directly in `output`, those of several tasks in a folder each.
-    InputError: the folder is not empty, or the run wrote nothing. StorageError: a bundle is
-    damaged, or the disk is full.
-    """
-    with _new_folder(output) as temporary:
-        sizes = files.sizes()
-        tasks = sorted({name.split("/")[0] for name in sizes if _is_result(name)})
-        if not tasks:
-            raise InputError(
-                f"there are no results of the run in {files.where}: it wrote none, or they were "
-                "deleted"
-            )
-        names = list(_select(sizes, checkpoint))
-        files.fetch(names, temporary)
-        for task in tasks:
-            exported = temporary / task / BUNDLE
-            if exported.exists() and not bundle.intact(exported):
-                raise StorageError(
-                    f"the bundle of {task} is damaged or incomplete ({files.where}): try again, or "
-                    "retry the run's export"
-                )
-            if training_curves(read_events(RunFolder(temporary / task).metrics)):
-                (temporary / task / LOSS_CURVE).write_text(training_page(temporary / task))
-        if len(tasks) == 1:
-            single = (temporary / tasks[0]).rename(temporary / ".task")
-            for path in single.iterdir():
-                path.rename(temporary / path.name)
-            single.rmdir()
-    results = []
-    for task in tasks:
-        folder = output if len(tasks) == 1 else output / task
-        report = RunFolder(folder).evaluation("val") / REPORT
-        newest = newest_checkpoint(folder)
-        paths = (folder / BUNDLE, report, folder / LOSS_CURVE, newest and newest.path)
-        own = (
-            folder / name.removeprefix(f"{task}/") for name in names if name.startswith(f"{task}/")
-        )
-        size = sum(path.stat().st_size for path in own if path.exists())
-        existing = (path if path and path.exists() else None for path in paths)
-        results.append(Downloaded(task, size, *existing))
-    return results
-
-
-def check_output(output: Path) -> None:
-    """Raise InputError for a folder that is not empty."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"{output} already exists: name a new folder by --output")
-
-
-def _is_result(name: str) -> bool:
-    return any(fnmatch(name, f"*/{pattern}") for pattern in (*REPORTS, f"{BUNDLE}/*"))
-
-
-def _select(sizes: Iterable[str], checkpoint: bool) -> Iterator[str]:
-    """Yield the names to download."""
-    newest: dict[str, str] = {}
-    for name in sizes:
-        parts = name.split("/")
-        if parts[1:2] == [CHECKPOINTS] and parts[-1] == "manifest.json":
-            folders = [newest.get(parts[0], ""), "/".join(parts[:3])]
-            newest[parts[0]] = max(folders, key=lambda folder: (len(folder), folder))
-        elif _is_result(name):
-            yield name
-    if checkpoint and newest:
-        prefixes = tuple(f"{folder}/" for folder in newest.values())
-        yield from (name for name in sizes if name.startswith(prefixes))
-
-
-@contextmanager
-def _new_folder(output: Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `output` on success, and is deleted otherwise."""
-    target = Path(os.path.abspath(output))
-    with writing(output):
-        check_output(output)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-        try:
-            yield temporary
-            temporary.chmod(0o755)
-            temporary.replace(target)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
+BUNDLE = RunFolder.BUNDLE
 Reader = Callable[[], bytes | None]
 """Returns a file; None if it does not exist."""
 GET, OUTPUT, LARGEST = "/artifacts/get", "ExecutorOutput: ", 128 << 20
@@ -230,6 +96,21 @@ def kfp_files(
         config = _part(_stored(uploaded.where, bundle.CONFIG), "training")
         files.setdefault(f"{task}/{RunFolder.CONFIG}", []).append(config)
     return KfpFiles(files, uploaded, f"run {run_id} in KFP", note)
+
+
+def find_uploaded(
+    run_id: str, parameters: Mapping[str, Any], task: str = "uploaded"
+) -> RunFiles | None:
+    """Return the bundle that a run exported to its destination, as files of a task."""
+    destination, name = parameters.get("destination"), parameters.get("model_name")
+    if not destination or not name:
+        return None
+    try:
+        versions = models.Model(open_store(str(destination)), str(name)).versions()
+    except KfpDdpError:
+        return None
+    uris = [one.uri for one in versions if one.run_id == run_id and not one.damaged]
+    return StoredFiles(uris[0], f"{task}/{BUNDLE}/") if uris else None
 
 
 def _add(output: Mapping[str, Any], files: dict[str, list[Reader]], client: "Client") -> None:

@@ -19,9 +19,9 @@ from rich.live import Live
 from rich.text import Text
 from rich.tree import Tree
 
-from kfp_ddp.client import pods
-from kfp_ddp.client.run_info import UNFINISHED, RunFinder, RunInfo, local_run, read_trainings
-from kfp_ddp.client.steps import OVER, Step, leaves
+from kfp_ddp.client.kfp import pods
+from kfp_ddp.client.kfp.steps import OVER, Step, leaves
+from kfp_ddp.client.run.run_info import UNFINISHED, RunFinder, RunInfo, local_run, read_trainings
 from kfp_ddp.core.errors import (
     InputError,
     JobError,

@@ -20,7 +20,7 @@ import kfp_server_api
 import urllib3
 from kfp_server_api.rest import RESTClientObject
 
-from kfp_ddp.client.login import Login
+from kfp_ddp.client.kfp.login import Login
 from kfp_ddp.core.errors import InputError, RefusedError, ServerError
 from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.core.text import from_json, one_line

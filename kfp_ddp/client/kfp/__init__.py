@@ -1,0 +1,1 @@
+"""KFP's API: the connection, pipelines, runs, their steps and pods, and schedules."""
