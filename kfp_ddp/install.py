@@ -18,7 +18,7 @@ from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.polling import poll
 from kfp_ddp.core.settings import hint
 from kfp_ddp.core.text import one_line
-from kfp_ddp.jobs.source import config_map, has_source, map_name
+from kfp_ddp.jobs.shipping.own_package import config_map, has_source, map_name
 from kfp_ddp.k8s.api import Api, ApiError, Object, Refused
 from kfp_ddp.k8s.objects import QUANTITY, condition
 from kfp_ddp.k8s.pods import waiting_reason

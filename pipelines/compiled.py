@@ -17,11 +17,11 @@ from kfp.dsl.structures import ResourceSpec
 from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType
 
 from kfp_ddp import __version__
+from kfp_ddp.core.container_images import REGISTRY, Images
 from kfp_ddp.core.errors import InputError, KfpDdpError
-from kfp_ddp.core.images import REGISTRY, Images
 from kfp_ddp.core.text import one_line, yaml_of
-from kfp_ddp.jobs.source import USER, map_name, started
-from kfp_ddp.jobs.worker_start import FOLDER
+from kfp_ddp.jobs.shipping.own_package import USER, map_name, started
+from kfp_ddp.jobs.shipping.worker_start import FOLDER
 from kfp_ddp.pipelines import MODULES, NAMES
 from kfp_ddp.pipelines.document import SUFFIXES
 from kfp_ddp.plan.form import choices

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.core.images import KINDS, lock_of
-from kfp_ddp.jobs.worker_start import BY_HASH, WITH_TORCH
+from kfp_ddp.core.container_images import KINDS, lock_of
+from kfp_ddp.jobs.shipping.worker_start import BY_HASH, WITH_TORCH
 
 
 def index(folder: Path) -> str:

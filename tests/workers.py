@@ -13,11 +13,12 @@ from typing import Any
 
 from kfp import dsl
 
-from kfp_ddp.jobs import engine, payload
+from kfp_ddp.jobs import engine
 from kfp_ddp.jobs.identity import identify
 from kfp_ddp.jobs.jobs import script_map
 from kfp_ddp.jobs.kinds import pod
 from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.shipping import payload
 
 
 def specification(inputs: dict[str, Any], kind: str = "tfjob") -> LaunchSpec:

@@ -28,6 +28,6 @@ def deploy(
         version: Version of the bundle that it serves.
     """
     inputs = dict(locals())
-    from kfp_ddp.models.serving.engine import run
+    from kfp_ddp.rollout.engine import run
 
     return run(**inputs)

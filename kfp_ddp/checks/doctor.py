@@ -11,12 +11,12 @@ from kfp_ddp.checks.finding import ASK_ADMIN, CheckContext, Finding, Requirement
 from kfp_ddp.checks.nodes import gpus, room
 from kfp_ddp.checks.operators import gangs, kserve, operators, queues
 from kfp_ddp.core import config
+from kfp_ddp.core.container_images import SETTINGS, Images
 from kfp_ddp.core.errors import KfpDdpError
-from kfp_ddp.core.images import SETTINGS, Images
 from kfp_ddp.core.text import printable
 from kfp_ddp.jobs.identity import KFP_RUN, RUN, STEP
 from kfp_ddp.jobs.kinds import KINDS
-from kfp_ddp.jobs.source import has_source, map_name
+from kfp_ddp.jobs.shipping.own_package import has_source, map_name
 from kfp_ddp.k8s.api import Api, ApiError, Object, schedulable_nodes
 from kfp_ddp.k8s.objects import condition
 from kfp_ddp.k8s.resource import CONFIG_MAPS, JOBS, Resource

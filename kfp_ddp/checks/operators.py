@@ -12,9 +12,9 @@ from kfp_ddp.jobs.kinds import KINDS, Kind
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, ApiError, Object, require
 from kfp_ddp.k8s.resource import Resource
+from kfp_ddp.models.inference_service import API_VERSION, storage_uri
 from kfp_ddp.models.release import Deployment, part_of
-from kfp_ddp.models.serving.inference_service import API_VERSION, storage_uri
-from kfp_ddp.models.serving.rollout import SERVICES, Service, check_kserve
+from kfp_ddp.rollout.rollout import SERVICES, Service, check_kserve
 
 DEPLOYMENTS = Resource("apps/v1", "deployments", namespaced=False)
 """Of all namespaces."""

@@ -19,7 +19,7 @@ from kfp_ddp.cli.options import (
     model_options,
 )
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.images import SETTINGS, Images
+from kfp_ddp.core.container_images import SETTINGS, Images
 from kfp_ddp.install import OWNERS, Done, Installation
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import STEPS, Api

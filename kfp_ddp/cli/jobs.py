@@ -32,11 +32,11 @@ def manifest(
     """
     from kfp_ddp.core.packed import ARCHIVE, pack
     from kfp_ddp.core.settings import check_reserved
-    from kfp_ddp.jobs import payload
-    from kfp_ddp.jobs.code import archive_of
     from kfp_ddp.jobs.engine import specification
     from kfp_ddp.jobs.identity import identify, metadata
     from kfp_ddp.jobs.jobs import script_map
+    from kfp_ddp.jobs.shipping import payload
+    from kfp_ddp.jobs.shipping.code import archive_of
 
     fields = dict(setting(text) for text in settings)
     check_reserved("settings", fields, {"kind": "is the first argument itself"})

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from kfp_ddp.cli.options import AS_JSON, FOLDER, configured, echo, show, text_option, with_client
+from kfp_ddp.core.container_images import SETTINGS, Images
 from kfp_ddp.core.errors import KfpDdpError
-from kfp_ddp.core.images import SETTINGS, Images
 
 if TYPE_CHECKING:
     from kfp_ddp.client.api import Client

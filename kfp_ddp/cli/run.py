@@ -21,8 +21,8 @@ from kfp_ddp.cli.options import (
     text_option,
 )
 from kfp_ddp.core.config import Connection
+from kfp_ddp.core.container_images import SETTINGS
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.images import SETTINGS
 
 RUN_SETTINGS = ("experiment", "pipeline_root", "service_account")
 SHORTCUTS = ("model", "epochs", "batch_size")

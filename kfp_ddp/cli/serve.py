@@ -22,7 +22,7 @@ from kfp_ddp.core.errors import InputError, writing
 from kfp_ddp.core.spreadsheet import write_rows
 from kfp_ddp.core.text import plural, printable
 from kfp_ddp.models.bundle import REFERENCE
-from kfp_ddp.models.serving.inference_service import RUNTIMES
+from kfp_ddp.models.inference_service import RUNTIMES
 
 if TYPE_CHECKING:
     from kfp_ddp.models.signature import Signer
@@ -346,7 +346,7 @@ def _manifest(
     bundle: str, name: str | None, runtime: str, image: str, signer: "Signer | None"
 ) -> str:
     from kfp_ddp.models.champion import open_bundle
-    from kfp_ddp.models.serving.inference_service import manifest
+    from kfp_ddp.models.inference_service import manifest
 
     sealed = open_bundle(bundle, signer=signer)
     model = sealed.model_name

@@ -20,8 +20,8 @@ from kfp_ddp.client.scheduling import Schedules
 from kfp_ddp.client.submit import function_job, own_package, submission
 from kfp_ddp.core import config
 from kfp_ddp.core.config import Connection
+from kfp_ddp.core.container_images import SETTINGS, Images
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.images import SETTINGS, Images
 from kfp_ddp.core.machine import require
 from kfp_ddp.core.secrets import check_secrets
 from kfp_ddp.pipelines.document import Document, is_file, program_of, read
@@ -83,7 +83,9 @@ class Client:
     def send(self, request: submission.Submission) -> "Run":
         """Start a planned run."""
         if request.version is None:
-            pipeline = own_package.with_source(request.pipeline, self.finder, self.chosen(*SETTINGS))
+            pipeline = own_package.with_source(
+                request.pipeline, self.finder, self.chosen(*SETTINGS)
+            )
             request = dataclasses.replace(request, pipeline=pipeline)
         return Run(self, info_of(request.send(self.finder.client), self.connection))
 

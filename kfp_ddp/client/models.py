@@ -21,7 +21,7 @@ from kfp_ddp.models.bundle import CONFIG, DELETING, LARGEST_CONFIG, LINEAGE
 from kfp_ddp.models.champion import find, list_versions, move, open_bundle, read_pointer
 from kfp_ddp.models.registry import Registry, registry_of
 from kfp_ddp.models.release import Registering
-from kfp_ddp.models.serving.rollout import versions_in_service
+from kfp_ddp.rollout.rollout import versions_in_service
 from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store

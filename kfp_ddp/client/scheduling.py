@@ -14,8 +14,8 @@ from kfp_ddp.client.kfp.schedules import ENABLED, RUN_SETTINGS, TIMES, ScheduleP
 from kfp_ddp.client.run.run_info import info_of
 from kfp_ddp.client.submit import own_package, submission
 from kfp_ddp.client.submit.submission import Inputs
+from kfp_ddp.core.container_images import PUBLIC
 from kfp_ddp.core.errors import InputError, KfpDdpError, RefusedError, ServerError
-from kfp_ddp.core.images import PUBLIC
 from kfp_ddp.core.secrets import check_secrets
 from kfp_ddp.core.settings import hint
 from kfp_ddp.pipelines.form import Form

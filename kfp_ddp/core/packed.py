@@ -12,8 +12,8 @@ PYTHON, WORD, ARCHIVE = (
 )
 _KINDS = {
     PYTHON: ("Python file", "kfp_ddp.training.spec.model_file.pack"),
-    WORD: ("word", "kfp_ddp.jobs.authoring.as_script"),
-    ARCHIVE: ("archive", "kfp_ddp.jobs.authoring.as_folder"),
+    WORD: ("word", "kfp_ddp.jobs.shipping.authoring.as_script"),
+    ARCHIVE: ("archive", "kfp_ddp.jobs.shipping.authoring.as_folder"),
 }
 """What the content is called, and the function for users that packs it."""
 MOST_BYTES = 120_000

@@ -21,7 +21,7 @@ from kfp_ddp.evaluation.request import EvaluationRequest, Measuring, PredictionR
 from kfp_ddp.jobs.launch_spec import SET_BY_STEP, LaunchSpec, check_backend
 from kfp_ddp.jobs.local import EVALUATION, local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
-from kfp_ddp.jobs.source import on_workers
+from kfp_ddp.jobs.shipping.own_package import on_workers
 from kfp_ddp.jobs.task import with_folders, with_task_config
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.models.evaluation import FILE, Evaluation

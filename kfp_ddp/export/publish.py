@@ -29,8 +29,8 @@ from kfp_ddp.models.release import (
     check_model_name,
     part_of,
 )
-from kfp_ddp.models.serving.rollout import versions_in_service
 from kfp_ddp.models.signature import fingerprint, key_of, sign
+from kfp_ddp.rollout.rollout import versions_in_service
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store

@@ -9,8 +9,8 @@ from kfp_ddp.core.settings import check_reserved
 from kfp_ddp.core.step import step, write_job
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.local import run_script
-from kfp_ddp.jobs.payload import bring
 from kfp_ddp.jobs.run import launch
+from kfp_ddp.jobs.shipping.payload import bring
 from kfp_ddp.jobs.task import with_task_config
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.pods import record_images

@@ -10,7 +10,19 @@ from pydantic import AfterValidator, Field, StringConstraints
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.packed import MOST_BYTES
 from kfp_ddp.core.settings import Settings
-from kfp_ddp.jobs.code import CODE
+from kfp_ddp.jobs.shipping.code import CODE
+from kfp_ddp.k8s.names import (
+    CAPABILITY,
+    CLAIM,
+    DESCRIPTIONS,
+    IMAGE,
+    KEY,
+    LABEL,
+    MOUNT,
+    NAME,
+    RESOURCE,
+    VARIABLE,
+)
 from kfp_ddp.k8s.objects import QUANTITY, parse_quantity
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
@@ -61,35 +73,16 @@ def check_packages(packages: Sequence[str]) -> None:
 
 BACKSTOP_SECONDS = 60
 
-# Kubernetes reports errors in a pod only when the operator creates one, so they are checked here.
-NAME = r"^$|^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
-LABEL = r"^$|^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
-CLAIM = NAME.removeprefix("^$|")[:-1] + "(:ro)?$"
-IMAGE = r"^[^\s]+$"
-MOUNT = r"^/[^:]+$"
-VARIABLE = r"^[-._a-zA-Z][-._a-zA-Z0-9]*$"
 NODE_RANGE = r"^$|^[1-9][0-9]*:[1-9][0-9]*$"
-CAPABILITY = r"^[A-Z][A-Z0-9_]*$"
-KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
-RESOURCE = f"^$|{KEY}"
 ENTRY = r"^$|^[^/\s-]([^\s]*[^/\s])?$"
 
 PATTERN_DESCRIPTIONS = {
-    QUANTITY: "a quantity such as 500m, 4 or 16Gi",
-    NAME: "a name of small letters, digits, '-' and '.'",
-    LABEL: "at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends",
-    CLAIM: "the name of a claim, or name:ro",
-    IMAGE: "the name of an image, without spaces",
-    MOUNT: "an absolute path without ':'",
-    VARIABLE: "the name of a variable: letters, digits, '-', '_' and '.'",
+    **DESCRIPTIONS,
     NODE_RANGE: "the least and the most nodes as min:max, such as 2:4",
-    KEY: "the key of a label or resource, such as zone or example.com/zone",
-    RESOURCE: "the name of a resource, such as rdma/hca",
     CODE: "what as_folder makes, or /path/SHA256.tar.gz or gs://bucket/SHA256.tar.gz",
     ENTRY: "a file of the folder such as train.py, or a module such as package.train",
     PACKAGE: "a pin such as name==1.0, with --hash=sha256:... of a lock",
     INDEX: "the address of a package index",
-    CAPABILITY: "the name of a capability of Linux without CAP_, such as IPC_LOCK",
 }
 
 Name = Annotated[str, StringConstraints(pattern=NAME, min_length=1)]

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.jobs import payload
 from kfp_ddp.jobs.identity import ATTEMPT, RUN, SPEC, TASK, Identity, Owner, metadata
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.base import Runtime
 from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.shipping import payload
 from kfp_ddp.k8s.api import TRANSIENT, Api, ApiError, Object, serves
 from kfp_ddp.k8s.objects import annotation, label
 from kfp_ddp.k8s.resource import CONFIG_MAPS

@@ -25,7 +25,7 @@ from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.step import handling_signals
 from kfp_ddp.jobs.fields import JobFields, is_gpu
 from kfp_ddp.jobs.progress import ProgressPrinter
-from kfp_ddp.jobs.worker_start import is_installed
+from kfp_ddp.jobs.shipping.worker_start import is_installed
 from kfp_ddp.k8s.pods import step_pods
 from kfp_ddp.training.watch import PARENT
 
@@ -110,7 +110,7 @@ def send(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
-SCRIPT = "kfp_ddp.jobs.script_node"
+SCRIPT = "kfp_ddp.jobs.shipping.script_node"
 """The same for the ranks of a user's script."""
 PROGRESS_SECONDS = 5.0
 # The launcher gives its ranks 90 s to save and exit after a SIGTERM.

@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, split
 from kfp_ddp.core.step import KEY_NAME, KEY_NAME_MEANING
-from kfp_ddp.jobs.fields import PATTERN_DESCRIPTIONS
+from kfp_ddp.k8s.names import DESCRIPTIONS
 from kfp_ddp.k8s.objects import AMOUNT, QUANTITY
-from kfp_ddp.models.serving.inference_service import OURS, Runtime
+from kfp_ddp.models.inference_service import OURS, Runtime
 
 SERVICE = r"^$|^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 
@@ -75,7 +75,7 @@ class Registering(Settings):
 class Deployment(Settings):
     """The service of the model."""
 
-    patterns: ClassVar = {SERVICE: "the name of a service", AMOUNT: PATTERN_DESCRIPTIONS[QUANTITY]}
+    patterns: ClassVar = {SERVICE: "the name of a service", AMOUNT: DESCRIPTIONS[QUANTITY]}
 
     service: str = Field("", pattern=SERVICE)
     """InferenceService of KServe for the champion, created if missing: at most 40 small letters,

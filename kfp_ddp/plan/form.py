@@ -15,8 +15,8 @@ from kfp_ddp.datasets.settings import SyncSettings
 from kfp_ddp.datasets.volume.request import Strategy
 from kfp_ddp.evaluation.gate.rules import Rules
 from kfp_ddp.evaluation.request import Measuring, PredictionRequest
-from kfp_ddp.jobs.fields import NAME, PATTERN_DESCRIPTIONS
 from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec, Supervision
+from kfp_ddp.k8s.names import DESCRIPTIONS, NAME
 from kfp_ddp.k8s.objects import AMOUNT, QUANTITY, parse_quantity
 from kfp_ddp.models import release
 from kfp_ddp.plan.sweep import Sweep
@@ -35,7 +35,7 @@ LAST = "last"
 class Parameters(Settings):
     """Settings of the run."""
 
-    patterns: ClassVar = {OBJECT: PATTERN_DESCRIPTIONS[NAME]}
+    patterns: ClassVar = {OBJECT: DESCRIPTIONS[NAME]}
 
     source: str
     """Where the images are: gs://bucket/prefix, s3://, az:// or hf://datasets/owner/name, or the
@@ -132,7 +132,7 @@ EVALUATE_REQUESTS = {"cpu": "250m", "memory": "1Gi"}
 class StepResources(Settings):
     """Resources of the steps that compute."""
 
-    patterns: ClassVar = {AMOUNT: PATTERN_DESCRIPTIONS[QUANTITY]}
+    patterns: ClassVar = {AMOUNT: DESCRIPTIONS[QUANTITY]}
 
     sync_cpu: str = Field("2", pattern=AMOUNT)
     """CPU limit of the sync."""

@@ -40,7 +40,7 @@ from starlette.requests import ClientDisconnect
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.models.serving.inference_service import DRAIN_SECONDS
+from kfp_ddp.models.inference_service import DRAIN_SECONDS
 from kfp_ddp.serve.limits import (
     CONNECTIONS,
     GRPC_OPTIONS,

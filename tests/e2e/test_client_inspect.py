@@ -19,7 +19,7 @@ from kfp_ddp.client.kfp.steps import Step
 from kfp_ddp.client.run import follow
 from kfp_ddp.client.run.run_info import RunFinder
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.images import REGISTRY
+from kfp_ddp.core.container_images import REGISTRY
 from kfp_ddp.models import bundle
 from tests.conftest import CHECKOUT
 from tests.e2e.harness import step_pod

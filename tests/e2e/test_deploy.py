@@ -11,8 +11,8 @@ import pytest
 import yaml
 from kubernetes import client
 
+from kfp_ddp.core.container_images import REGISTRY
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.images import REGISTRY
 from kfp_ddp.install import Installation, apply, manifests
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import grounds, step_pod, workflow

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.core.images import REGISTRY
+from kfp_ddp.core.container_images import REGISTRY
 from kfp_ddp.k8s.api import LAUNCHER, LAUNCHER_DIR, STEPS, Api, review
 from kfp_ddp.training.spec import model_file
 from tests.e2e.harness import bucket, rights, workflow

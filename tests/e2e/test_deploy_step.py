@@ -15,8 +15,8 @@ from kubernetes import client
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.k8s.api import Api
-from kfp_ddp.models.serving.inference_service import OPENVINO, RUNTIMES, TRITON, manifest
-from kfp_ddp.models.serving.rollout import (
+from kfp_ddp.models.inference_service import OPENVINO, RUNTIMES, TRITON, manifest
+from kfp_ddp.rollout.rollout import (
     SERVICES,
     Service,
     canary_of,

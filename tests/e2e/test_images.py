@@ -10,7 +10,7 @@ import pytest
 from kubernetes import client
 
 from kfp_ddp import __version__
-from kfp_ddp.core.images import Images
+from kfp_ddp.core.container_images import Images
 from kfp_ddp.pipelines import compiled
 from tests.e2e.harness.scene import Scene
 from tests.e2e.harness.training import TRAINING, WORKERS

@@ -15,7 +15,7 @@ from kfp import dsl, kubernetes
 from kubernetes import client
 
 from kfp_ddp.components.job.component import job
-from kfp_ddp.jobs.authoring import as_folder, as_function
+from kfp_ddp.jobs.shipping.authoring import as_folder, as_function
 from tests.e2e.harness import rights
 from tests.e2e.harness.admission import provide_kubectl, skip_without_mpi
 from tests.e2e.harness.gpus import GPU, advertise_gpus

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kfp_ddp.core.images import REGISTRY
+from kfp_ddp.core.container_images import REGISTRY
 from tests.e2e.harness.scene import Scene
 from tests.e2e.harness.training import TRAINING, WORKERS
 from tests.integration.test_notebook import execute, printed

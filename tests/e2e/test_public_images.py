@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from kfp_ddp.core.images import Images
-from kfp_ddp.jobs.source import map_name
+from kfp_ddp.core.container_images import Images
+from kfp_ddp.jobs.shipping.own_package import map_name
 from tests.conftest import CHECKOUT
 from tests.e2e.harness.bucket import serving_index
 from tests.e2e.harness.grounds import until

@@ -15,7 +15,7 @@ from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.resource import PODS, WORKFLOWS
 from kfp_ddp.models.bundle import LINEAGE, SUCCESS
 from kfp_ddp.models.champion import list_versions, move
-from kfp_ddp.models.serving.rollout import OURS, SERVICES, VERSION
+from kfp_ddp.rollout.rollout import OURS, SERVICES, VERSION
 from kfp_ddp.storage.store import Store
 from tests.cluster import FakeApi
 from tests.commands import document, output

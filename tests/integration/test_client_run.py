@@ -10,8 +10,8 @@ import yaml
 
 from kfp_ddp.client.run import follow
 from kfp_ddp.core import config
+from kfp_ddp.core.container_images import PUBLIC, REGISTRY, Images
 from kfp_ddp.core.errors import ServerError
-from kfp_ddp.core.images import PUBLIC, REGISTRY, Images
 from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models.bundle import LINEAGE
 from kfp_ddp.storage.kinds import open_store

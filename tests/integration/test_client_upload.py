@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from kfp_ddp import __version__
-from kfp_ddp.core.images import REGISTRY, Images
+from kfp_ddp.core.container_images import REGISTRY, Images
 from kfp_ddp.pipelines.document import read
 from tests.commands import call, document, output, refused
 from tests.files import write

@@ -13,8 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from kfp_ddp.core.images import PUBLIC
-from kfp_ddp.jobs.source import map_name
+from kfp_ddp.core.container_images import PUBLIC
+from kfp_ddp.jobs.shipping.own_package import map_name
 
 REPOSITORY = Path(__file__).parents[2]
 ROOT_LOCK = REPOSITORY / "requirements.lock"

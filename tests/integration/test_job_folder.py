@@ -18,9 +18,9 @@ import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.packed import ARCHIVE, pack
-from kfp_ddp.jobs import code
-from kfp_ddp.jobs.authoring import as_folder, as_script
-from kfp_ddp.jobs.payload import PROGRAM
+from kfp_ddp.jobs.shipping import code
+from kfp_ddp.jobs.shipping.authoring import as_folder, as_script
+from kfp_ddp.jobs.shipping.payload import PROGRAM
 from tests import workers
 from tests.files import write
 from tests.workers import specification

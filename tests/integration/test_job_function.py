@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kfp import dsl
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs.authoring import as_function
+from kfp_ddp.jobs.shipping.authoring import as_function
 from tests import workers
 from tests.workers import specification
 

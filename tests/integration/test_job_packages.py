@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs import payload
-from kfp_ddp.jobs.authoring import locked
 from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.shipping import payload
+from kfp_ddp.jobs.shipping.authoring import locked
 from tests import workers
 from tests.package_index import add, digest, index, serve_uv, wheel
 from tests.serving import free_port

@@ -31,8 +31,8 @@ from kfp_ddp.export import contents, formats, infra
 from kfp_ddp.export.formats import eager, from_checkpoint
 from kfp_ddp.models import bundle
 from kfp_ddp.models.bundle import Bundle
-from kfp_ddp.models.serving.engine import check_canary, sample_of
 from kfp_ddp.predict import load, softmax, square
+from kfp_ddp.rollout.engine import check_canary, sample_of
 from kfp_ddp.serve.limits import MAX_JSON
 from kfp_ddp.serve.served import ready
 from kfp_ddp.storage.kinds import open_store

@@ -75,7 +75,7 @@ ALL = select(None)
     [
         (f"{E2E}/test_servers.py", "test_servers", "test_pulls"),
         (f"{E2E}/harness/kserve.py", "test_deploy_step", "test_launch_jobs"),
-        ("kfp_ddp/models/serving/rollout.py", "test_deploy_step", "test_launch_jobs"),
+        ("kfp_ddp/rollout/rollout.py", "test_deploy_step", "test_launch_jobs"),
         ("kfp_ddp/datasets/volume/publish.py", "test_dataset_volume_cluster", "test_launch_jobs"),
         ("kfp_ddp/jobs/run.py", "test_launch_manifests", "test_client_files"),
         ("training/trainer.py", "test_launch_train_step", "test_client_files"),  # run by pods
@@ -105,7 +105,7 @@ def test_what_no_test_on_a_cluster_reads_reaches_none() -> None:
 
 def test_a_test_that_imports_more_of_what_changed_is_nearer() -> None:
     one, other = f"{E2E}/test_servers.py", f"{E2E}/test_deploy_step.py"
-    assert select([one, other, "kfp_ddp/models/serving/rollout.py"])[:2] == [other, one]
+    assert select([one, other, "kfp_ddp/rollout/rollout.py"])[:2] == [other, one]
 
 
 @pytest.mark.slow  # it collects

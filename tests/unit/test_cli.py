@@ -11,8 +11,8 @@ import pytest
 
 from kfp_ddp.cli import COMMANDS, app
 from kfp_ddp.core import machine
+from kfp_ddp.core.container_images import Images
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.images import Images
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.storage.kinds import open_store
 from tests import run_output

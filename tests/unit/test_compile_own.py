@@ -107,7 +107,7 @@ def contexts_of(own: Path) -> dict[str, dict[str, Any]]:
     return {name: executors.get(name, {}).get("securityContext", {}) for name in names}
 
 
-AUTHORING = "from kfp_ddp.jobs.authoring import as_script\n"
+AUTHORING = "from kfp_ddp.jobs.shipping.authoring import as_script\n"
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from kfp_ddp.k8s.api import Api
 from kfp_ddp.models import bundle
 from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.interface import Sample, _Image
-from kfp_ddp.models.serving import engine as canary
-from kfp_ddp.models.serving.engine import address, ask, check_canary, difference, sample_of
+from kfp_ddp.rollout import engine as canary
+from kfp_ddp.rollout.engine import address, ask, check_canary, difference, sample_of
 from tests.exports import sealed
 from tests.serving import Handler, serving_by
 

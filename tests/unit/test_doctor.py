@@ -20,7 +20,7 @@ from kfp_ddp.jobs.check_job import GANGS
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import LAUNCHER, STEPS, Api, ApiError, Object, explanation
 from kfp_ddp.k8s.resource import PODS, STORAGE_CLASSES, Resource
-from kfp_ddp.models.serving.rollout import OURS
+from kfp_ddp.rollout.rollout import OURS
 from tests.cluster import FakeApi
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

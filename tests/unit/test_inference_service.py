@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.models.serving.inference_service import (
+from kfp_ddp.models.inference_service import (
     OPENVINO,
     OURS,
     RUNTIMES,
@@ -14,8 +14,8 @@ from kfp_ddp.models.serving.inference_service import (
     served_name,
     storage_uri,
 )
-from kfp_ddp.models.serving.rollout import SPEC
-from kfp_ddp.models.serving.wait import (
+from kfp_ddp.rollout.rollout import SPEC
+from kfp_ddp.rollout.wait import (
     CRASHES,
     REFUSED,
     crashed,

@@ -9,7 +9,7 @@ from kfp_ddp import __version__
 from kfp_ddp.checks.claims import unfinished_owner
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.install import Installation, apply, check, into, owner, replace, wait
-from kfp_ddp.jobs.source import config_map, has_source, map_name
+from kfp_ddp.jobs.shipping.own_package import config_map, has_source, map_name
 from kfp_ddp.k8s.api import LAUNCHER, STEPS, Object
 from kfp_ddp.k8s.resource import CONFIG_MAPS, STORAGE_CLASSES
 from tests.cluster import FakeApi, pod, waiting

@@ -16,11 +16,12 @@ from kfp import compiler, dsl
 from kfp_ddp.components.job.component import job
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.packed import PYTHON, WORD, pack_file
-from kfp_ddp.jobs import code, engine
-from kfp_ddp.jobs.authoring import as_folder, words
+from kfp_ddp.jobs import engine
 from kfp_ddp.jobs.kinds import KINDS, KindName
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.jobs.payload import bring
+from kfp_ddp.jobs.shipping import code
+from kfp_ddp.jobs.shipping.authoring import as_folder, words
+from kfp_ddp.jobs.shipping.payload import bring
 from tests import workers
 from tests.commands import call, output
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from kubernetes import utils
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs import payload
 from kfp_ddp.jobs.identity import identify, metadata
 from kfp_ddp.jobs.kinds import KINDS, pod
 from kfp_ddp.jobs.kinds.base import Runtime
 from kfp_ddp.jobs.kinds.pod import default_resources
 from kfp_ddp.jobs.kinds.trainjob import TOKEN_DIR
 from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.shipping import payload
 from kfp_ddp.k8s.objects import parse_quantity
 from tests.launch_specs import QUANTITIES, SPEC, made, specifications, templates
 

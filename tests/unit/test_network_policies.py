@@ -14,7 +14,7 @@ from kfp_ddp.jobs.kinds import KINDS, pod
 from kfp_ddp.jobs.kinds.rayjob import DASHBOARD_PORT
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Object
-from kfp_ddp.models.serving.inference_service import PORT as SERVICE_PORT
+from kfp_ddp.models.inference_service import PORT as SERVICE_PORT
 from tests.cluster import FakeApi
 from tests.commands import output
 

@@ -18,9 +18,9 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import LAUNCHER, STEPS, Api, ApiError, Object
 from kfp_ddp.k8s.objects import allocatable
 from kfp_ddp.models.release import Registering, part_of
-from kfp_ddp.models.serving.rollout import OURS
 from kfp_ddp.plan.form import StepResources
 from kfp_ddp.plan.sweep import MAX_TRIALS, Sweep, examples_of, number_of
+from kfp_ddp.rollout.rollout import OURS
 from kfp_ddp.storage.kinds import check_address, open_store
 from kfp_ddp.training.spec.config import TrainConfig
 from tests.cluster import FakeApi

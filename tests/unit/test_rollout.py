@@ -9,8 +9,8 @@ import pytest
 
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.k8s.api import Api, ApiError, Object
-from kfp_ddp.models.serving import rollout
-from kfp_ddp.models.serving.rollout import (
+from kfp_ddp.rollout import rollout
+from kfp_ddp.rollout.rollout import (
     MODE,
     PERCENT,
     SPEC,

@@ -19,11 +19,12 @@ import pytest
 
 from kfp_ddp import __version__
 from kfp_ddp.client.submit.own_package import ensure_source
+from kfp_ddp.core.container_images import KINDS, PUBLIC, Images
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.images import KINDS, PUBLIC, Images
-from kfp_ddp.jobs import source, worker_start
-from kfp_ddp.jobs.code import tar_of
 from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.shipping import own_package as source
+from kfp_ddp.jobs.shipping import worker_start
+from kfp_ddp.jobs.shipping.code import tar_of
 from tests.cluster import FakeApi
 from tests.conftest import CHECKOUT
 from tests.package_index import digest, index, serve_uv, wheel

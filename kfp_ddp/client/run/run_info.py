@@ -19,10 +19,10 @@ from kfp_ddp.client.run.kfp_files import kfp_files
 from kfp_ddp.client.run.run_files import USER, RunFiles, StoredFiles, open_claim
 from kfp_ddp.core import config
 from kfp_ddp.core.config import Connection
+from kfp_ddp.core.container_images import SETTINGS, Images
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.core.files import open_below
 from kfp_ddp.core.folders import is_remote
-from kfp_ddp.core.images import SETTINGS, Images
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.local.folder import LocalStep, is_running, read_local_run
 from kfp_ddp.local.results import ENDED, LOG, STARTED

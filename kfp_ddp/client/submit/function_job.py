@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kfp_ddp.core.container_images import Images
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.images import Images
 from kfp_ddp.core.secrets import check_secrets
 
 LOCAL = "local"
@@ -18,7 +18,7 @@ TRAINER_FIELDS = {
 
 def job_of(func: Any, trainer: Any, runtime: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs of the component `job` that calls a function; raise InputError."""
-    from kfp_ddp.jobs.authoring import as_function
+    from kfp_ddp.jobs.shipping.authoring import as_function
 
     own = {name: one for name, one in getattr(trainer, "__dict__", {}).items() if one is not None}
     given = {name: one for name, one in {"func": func, **settings}.items() if one is not None}

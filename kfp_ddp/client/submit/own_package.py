@@ -6,9 +6,9 @@ from typing import Any
 
 from kfp_ddp.client.run.run_info import RunFinder
 from kfp_ddp.core import config
+from kfp_ddp.core.container_images import REGISTRY, Images
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.images import REGISTRY, Images
-from kfp_ddp.jobs.source import config_map, has_source, map_name, renamed
+from kfp_ddp.jobs.shipping.own_package import config_map, has_source, map_name, renamed
 from kfp_ddp.k8s.api import Api, ApiError
 from kfp_ddp.k8s.resource import CONFIG_MAPS
 from kfp_ddp.pipelines.document import Document

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.client.kfp.pipelines import PipelineVersion, content_name, find_pipeline, find_version
+from kfp_ddp.core.container_images import Images
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.images import Images
 from kfp_ddp.core.secrets import check_secrets
 from kfp_ddp.core.settings import hint
 from kfp_ddp.models.weights_download import is_path

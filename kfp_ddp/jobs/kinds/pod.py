@@ -7,8 +7,8 @@ from typing import Any
 
 from kfp_ddp.core.machine import GPUS
 from kfp_ddp.core.text import unexpanded
-from kfp_ddp.jobs import code, payload
 from kfp_ddp.jobs.fields import JobFields
+from kfp_ddp.jobs.shipping import code, payload
 from kfp_ddp.k8s.api import Object
 
 SHM = "shm"

@@ -25,8 +25,8 @@ from kfp_ddp.models import bundle as bundles
 from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG, MANIFEST, METRICS, Bundle
 from kfp_ddp.models.champion import list_versions, read_pointer
 from kfp_ddp.models.evaluation import LARGEST, Evaluation
+from kfp_ddp.models.inference_service import storage_uri
 from kfp_ddp.models.release import Registering
-from kfp_ddp.models.serving.inference_service import storage_uri
 from kfp_ddp.storage.store import Store
 from kfp_ddp.training.spec.config import TrainConfig
 

@@ -24,7 +24,7 @@ from kfp_ddp.k8s.api import Api, ApiError, Object, Refused
 from kfp_ddp.k8s.objects import annotation, phase
 from kfp_ddp.k8s.pods import failure_reason, terminations
 from kfp_ddp.k8s.resource import PODS, WORKFLOWS
-from kfp_ddp.models.serving.rollout import roll_back_run
+from kfp_ddp.rollout.rollout import roll_back_run
 from kfp_ddp.runs.notify import Notification, Outcome, send
 from kfp_ddp.runs.record import TaskRecord, files_of_records, read_run
 from kfp_ddp.runs.workspace import fetch, is_plain

@@ -16,7 +16,7 @@ from kfp_ddp.datasets.access import using
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec, Supervision, check_backend
 from kfp_ddp.jobs.local import local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
-from kfp_ddp.jobs.source import on_workers
+from kfp_ddp.jobs.shipping.own_package import on_workers
 from kfp_ddp.jobs.task import check_bucket_training, claim_of, with_folders, with_task_config
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.pods import record_images

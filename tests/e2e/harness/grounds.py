@@ -15,7 +15,7 @@ from urllib.parse import quote
 import urllib3
 from kubernetes import client
 
-from kfp_ddp.core.images import REGISTRY, Images
+from kfp_ddp.core.container_images import REGISTRY, Images
 from kfp_ddp.jobs.kinds import KINDS
 
 IMAGES = Images.create({"registry": REGISTRY})

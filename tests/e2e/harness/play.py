@@ -29,7 +29,7 @@ from kfp.local import (
 from kfp.local import utils as local_utils
 from kfp.local.orchestrator import enhanced_dag_orchestrator, task_executor
 
-from kfp_ddp.core.images import Images
+from kfp_ddp.core.container_images import Images
 from tests.e2e.harness import kfp_pods, step_pod, task_config, workflow
 from tests.e2e.harness.grounds import IMAGES, Folder, Grounds
 from tests.e2e.harness.running import Attempt, forget, signal_step

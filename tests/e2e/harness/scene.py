@@ -10,7 +10,7 @@ from typing import Any
 
 from kubernetes import client
 
-from kfp_ddp.core.images import Images
+from kfp_ddp.core.container_images import Images
 from tests.e2e.harness import grounds, workflow
 from tests.e2e.harness.grounds import IMAGES, Folder, Grounds
 from tests.e2e.harness.namespace import DATA, WORK, namespace

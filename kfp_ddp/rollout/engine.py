@@ -14,10 +14,10 @@ from kfp_ddp.core.text import cell, from_json, one_line
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.models.bundle import REQUEST, RESPONSE, Bundle
 from kfp_ddp.models.champion import open_bundle, read_pointer
+from kfp_ddp.models.inference_service import manifest, served_name
 from kfp_ddp.models.interface import Sample, read_sample
 from kfp_ddp.models.release import Deployment, part_of
-from kfp_ddp.models.serving.inference_service import manifest, served_name
-from kfp_ddp.models.serving.rollout import (
+from kfp_ddp.rollout.rollout import (
     CANARY,
     SPEC,
     VERSION,
@@ -30,7 +30,7 @@ from kfp_ddp.models.serving.rollout import (
     previous_of,
     stable_of,
 )
-from kfp_ddp.models.serving.wait import ServiceWatch, predictor_status
+from kfp_ddp.rollout.wait import ServiceWatch, predictor_status
 from kfp_ddp.storage.kinds import open_store
 
 ALL = 100

@@ -19,7 +19,7 @@ def run(torchrun: Sequence[str], flags: Sequence[str]) -> int:
     _, folder, *program = flags
     return node.launch(
         torchrun,
-        ["kfp_ddp.jobs.script_node", RANK, *program],
+        ["kfp_ddp.jobs.shipping.script_node", RANK, *program],
         Path(folder),
         check=lambda args: None,
         summary=lambda: "a script resumes from its own checkpoints",

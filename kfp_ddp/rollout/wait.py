@@ -17,7 +17,7 @@ from kfp_ddp.k8s.objects import label as pod_label
 from kfp_ddp.k8s.pods import FINAL_AFTER, Reason, Wait, container_reason, track, waiting_reason
 from kfp_ddp.k8s.resource import EVENTS, PODS, WORKFLOWS
 from kfp_ddp.k8s.watch_cache import WatchCache
-from kfp_ddp.models.serving.rollout import (
+from kfp_ddp.rollout.rollout import (
     CANARY,
     POD_OF,
     SERVICES,

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from kfp_ddp.core.container_images import lock_of
 from kfp_ddp.core.errors import InputError, writing
 from kfp_ddp.core.files import atomic_write
-from kfp_ddp.core.images import lock_of
 from kfp_ddp.core.packed import ARCHIVE, pack, unpack
 from kfp_ddp.core.text import unexpanded
-from kfp_ddp.jobs import code
 from kfp_ddp.jobs.fields import JobFields
+from kfp_ddp.jobs.shipping import code
 from kfp_ddp.jobs.task import mount_of
 from kfp_ddp.storage.kinds import open_store
 

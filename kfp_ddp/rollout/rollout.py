@@ -18,7 +18,7 @@ from kfp_ddp.core.text import from_json
 from kfp_ddp.k8s.api import IN_BACKGROUND, Api, ApiError, Object, serves
 from kfp_ddp.k8s.objects import annotation, select
 from kfp_ddp.k8s.resource import Resource
-from kfp_ddp.models.serving.inference_service import API_VERSION, DRAIN_SECONDS, KIND
+from kfp_ddp.models.inference_service import API_VERSION, DRAIN_SECONDS, KIND
 
 SERVICES = Resource(API_VERSION, "inferenceservices")
 OURS = {"app.kubernetes.io/managed-by": "kfp-ddp"}

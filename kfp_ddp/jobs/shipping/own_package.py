@@ -17,12 +17,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import kfp_ddp
+from kfp_ddp.core.container_images import KINDS, lock_of
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.images import KINDS, lock_of
 from kfp_ddp.core.secrets import reason
-from kfp_ddp.jobs import worker_start
-from kfp_ddp.jobs.code import digest_of, tar_of
-from kfp_ddp.jobs.worker_start import ARCHIVE, FOLDER, IN_MAP
+from kfp_ddp.jobs.shipping import worker_start
+from kfp_ddp.jobs.shipping.code import digest_of, tar_of
+from kfp_ddp.jobs.shipping.worker_start import ARCHIVE, FOLDER, IN_MAP
 from kfp_ddp.k8s.api import Object
 
 USER = 1000

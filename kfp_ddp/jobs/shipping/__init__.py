@@ -1,0 +1,1 @@
+"""How code travels to a pod: functions, scripts and this package itself."""

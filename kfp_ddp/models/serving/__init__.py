@@ -1,1 +1,0 @@
-"""Rollout of a bundle as a KServe InferenceService."""
