@@ -12,6 +12,7 @@ from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, RunCancelledE
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import cell, from_json, one_line
 from kfp_ddp.k8s.api import Api, Object
+from kfp_ddp.k8s.objects import part
 from kfp_ddp.models.bundle import REQUEST, RESPONSE, Bundle
 from kfp_ddp.models.champion import open_bundle, read_pointer
 from kfp_ddp.models.interface import Sample, read_sample
@@ -164,9 +165,14 @@ class Rollout:
     def _try(self, model: str) -> float:
         url = address(self._wait(self.spec), self.spec)
         print(f"testing {url}", flush=True)
-        times, seconds = self.settings.canary_requests, self.settings.canary_seconds
-        check = self.watched.leave_if_cancelled
-        return check_canary(url, model, self.sample, times, seconds, check)
+        return check_canary(
+            url,
+            model,
+            self.sample,
+            self.settings.canary_requests,
+            self.settings.canary_seconds,
+            self.watched.leave_if_cancelled,
+        )
 
     def _wait(self, spec: str) -> Object:
         return self.watched.until_ready(spec, self.settings.service_minutes * 60)
@@ -228,10 +234,9 @@ def difference(sample: Sample, answer: bytes) -> str:
 def address(service: Object, spec: str = "") -> str:
     """Return the URL of a service in the cluster, or of one predictor; JobError for none."""
     name = service["metadata"]["name"]
-    status = service.get("status") or {}
-    own = predictor_status(service).get("address") or {}
-    shared = status.get("address") or {}
-    url = str(own.get("url") or shared.get("url") or status.get("url") or "")
+    own = part(predictor_status(service), "address").get("url")
+    shared = part(service, "status", "address").get("url") or part(service, "status").get("url")
+    url = str(own or shared or "")
     if not url:
         raise JobError(f"KServe reports no address of InferenceService {name}")
     if has_canary(service, spec):

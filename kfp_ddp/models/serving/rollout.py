@@ -15,7 +15,7 @@ from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.files import sha256_of_json
 from kfp_ddp.core.text import from_json
 from kfp_ddp.k8s.api import IN_BACKGROUND, Api, ApiError, Object, serves
-from kfp_ddp.k8s.objects import annotation, select
+from kfp_ddp.k8s.objects import annotation, part, select
 from kfp_ddp.k8s.resource import Resource
 from kfp_ddp.models.serving.inference_service import API_VERSION, DRAIN_SECONDS, KIND
 
@@ -65,12 +65,12 @@ def is_standard_mode(service: Object) -> bool:
 
 def label(predictor: Object, name: str) -> str:
     """Return a label of a predictor; '' for none."""
-    return str((predictor.get("labels") or {}).get(name, ""))
+    return str(part(predictor, "labels").get(name, ""))
 
 
 def deployed_by(predictor: Object) -> str:
     """Return the run that deployed a predictor; '' if unknown."""
-    return str((predictor.get("annotations") or {}).get(RUN, ""))
+    return str(part(predictor, "annotations").get(RUN, ""))
 
 
 def stable_of(service: Object) -> Object:
@@ -84,7 +84,7 @@ def stable_of(service: Object) -> Object:
 def canary_of(service: Object) -> Object:
     """Return the predictor that is tried beside the stable one; {} for none."""
     canaries: list[Object] = service["spec"].get("canary") or [{}]
-    canary: Object = canaries[0].get("predictor") or {}
+    canary = part(canaries[0], "predictor")
     return canary if canary.get("name") == CANARY else {}
 
 
@@ -108,7 +108,7 @@ def supports_canary(service: Object, stable: Object, desired: Object) -> bool:
     """Return whether KServe can run a predictor as a canary beside the stable one."""
 
     def fields(predictor: Object) -> set[str]:
-        model = {f"model.{name}": value for name, value in (predictor.get("model") or {}).items()}
+        model = {f"model.{name}": value for name, value in part(predictor, "model").items()}
         return {name for name, value in {**predictor, **model}.items() if value}
 
     if service["spec"].get("canary") and not canary_of(service):
@@ -153,7 +153,7 @@ def unmark(predictor: Object) -> Object:
 
 def annotations_to_keep(service: Object) -> dict[str, str]:
     """Return the annotations of a service whose pods may not restart."""
-    return select(service["metadata"].get("annotations") or {}, (TAGGED, PREVIOUS))
+    return select(part(service, "metadata", "annotations"), (TAGGED, PREVIOUS))
 
 
 Change = tuple[Object, dict[str, str]]
@@ -215,8 +215,7 @@ class Service:
         if service is None:
             check_kserve(self.api)
             return None
-        labels = service["metadata"].get("labels") or {}
-        if not labels.items() >= OURS.items():
+        if not part(service, "metadata", "labels").items() >= OURS.items():
             raise InputError(
                 f"InferenceService {self.name} in {self.api.namespace} was not made by kfp-ddp and "
                 "is not changed; name another service, or hand it over with kubectl label "
@@ -362,17 +361,20 @@ def check_kserve(api: Api) -> None:
 
 def versions_in_service(api: Api) -> set[str]:
     """Return the versions of bundles that managed services have, or would roll back to."""
-    services = _managed(api, {404})
-    readers = (stable_of, previous_of, canary_of)
-    predictors = [read(service) or {} for service in services for read in readers]
-    return {version for one in predictors if (version := label(one, VERSION))}
+    versions = set()
+    for service in _managed(api, {404}):
+        for predictor in (stable_of(service), previous_of(service) or {}, canary_of(service)):
+            versions.add(label(predictor, VERSION))
+    return versions - {""}
 
 
 def roll_back_run(api: Api, run_id: str) -> list[str]:
     """Roll back what a run has not finished, as after a cancel; return a line for each."""
     lines = []
     for service in _managed(api, {403, 404}):
-        new = canary_of(service) or (stable_of(service) if is_unfinished(service) else {})
+        new = canary_of(service)
+        if is_unfinished(service):
+            new = stable_of(service)
         if deployed_by(new) == run_id:
             lines.append(Service(api, service["metadata"]["name"]).roll_back(label(new, SPEC)))
     return lines

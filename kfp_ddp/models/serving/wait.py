@@ -12,7 +12,7 @@ from kfp_ddp.jobs.ending import terminated
 from kfp_ddp.jobs.failure import error_in_log
 from kfp_ddp.jobs.identity import find_owner
 from kfp_ddp.k8s.api import Api, ApiError, Object
-from kfp_ddp.k8s.objects import all_container_statuses, condition, conditions, has_ended
+from kfp_ddp.k8s.objects import all_container_statuses, condition, conditions, has_ended, part
 from kfp_ddp.k8s.objects import label as pod_label
 from kfp_ddp.k8s.pods import FINAL_AFTER, Reason, Wait, container_reason, track, waiting_reason
 from kfp_ddp.k8s.resource import EVENTS, PODS, WORKFLOWS
@@ -35,20 +35,27 @@ LIMITS = {**FINAL_AFTER, CRASHING: 0.0, REFUSED: 60.0}
 """Seconds that a reason may last before it ends the rollout."""
 # A Deployment has these reasons until its first pod is ready.
 _STARTING = ("MinimumReplicasUnavailable", "Deploying", "ContainerMissing", "Uninitialized")
-_OF_PREDICTOR = ("PredictorReady", "PredictorConfigurationReady", "LatestDeploymentReady")
+_OF_PREDICTOR = ("LatestDeploymentReady", "PredictorConfigurationReady", "PredictorReady")
 _FAULTY = ("InvalidSpec", "BlockedByFailedLoad")
 _TURN_SECONDS = 0.5
 _LOG_LINES = "50"
 
 
+def live_pods(pods: Iterable[Object]) -> list[Object]:
+    """Return the pods that have not ended and are not being deleted."""
+    running = (pod for pod in pods if not has_ended(pod))
+    return [pod for pod in running if "deletionTimestamp" not in pod["metadata"]]
+
+
 def pods_of_spec(pods: Iterable[Object], spec: str) -> list[Object]:
-    """Return the pods of the predictor with this label that are not being deleted."""
-    return [pod for pod in pods if pod_label(pod, SPEC) == spec and not _is_terminating(pod)]
+    """Return the live pods of the predictor with this label."""
+    return [pod for pod in live_pods(pods) if pod_label(pod, SPEC) == spec]
 
 
 def ready(service: Object, pods: Sequence[Object], spec: str) -> bool:
     """Return whether requests for the predictor with this label reach it, and only it."""
-    answers = any(condition(pod, "Ready") for pod in pods_of_spec(pods, spec))
+    own = pods_of_spec(pods, spec)
+    answers = any(condition(pod, "Ready") for pod in own)
     if has_canary(service, spec):
         return answers
     if not condition(service, "Ready") or not answers:
@@ -57,23 +64,21 @@ def ready(service: Object, pods: Sequence[Object], spec: str) -> bool:
     if newest := predictor.get("latestCreatedRevision"):
         # Knative routes to the newest revision that is ready; pods of others stay for minutes.
         return bool(newest == predictor.get("latestReadyRevision"))
-    return all(pod_label(pod, SPEC) == spec or _is_terminating(pod) for pod in pods)
+    return own == live_pods(pods)
 
 
 def predictor_status(service: Object) -> Object:
     """Return the predictor's part of the service's status."""
-    components = (service.get("status") or {}).get("components") or {}
-    predictor: Object = components.get("predictor") or {}
-    return predictor
+    return part(service, "status", "components", "predictor")
 
 
 def crashed(pods: Iterable[Object]) -> tuple[str, str, int] | None:
     """Return pod, name and exit code of the first container that exited too often."""
     for pod in pods:
         for status in all_container_statuses(pod):
-            ended = (status.get("lastState") or {}).get("terminated") or {}
-            if int(status.get("restartCount") or 0) >= CRASHES and ended:
-                return pod["metadata"]["name"], status["name"], int(ended.get("exitCode") or 0)
+            ended = part(status, "lastState", "terminated")
+            if ended and int(status.get("restartCount", 0)) >= CRASHES:
+                return pod["metadata"]["name"], status["name"], int(ended.get("exitCode", 0))
     return None
 
 
@@ -88,15 +93,15 @@ def reasons(service: Object, pods: Iterable[Object]) -> dict[str, Reason]:
 
 def _refusal(service: Object) -> str:
     """Return why KServe or Knative refuse a predictor; '' if they do not."""
-    model = (service.get("status") or {}).get("modelStatus") or {}
-    last = model.get("lastFailureInfo") or {}
+    model = part(service, "status", "modelStatus")
+    last = part(model, "lastFailureInfo")
     says_why = last.get("message") or last.get("reason")
     if says_why and model.get("transitionStatus") in _FAULTY:
         return f"{last.get('reason', 'refused')}: {last.get('message', '')}".strip(": ")
-    for one in conditions(service):
-        reason = str(one.get("reason") or "")
-        if one["type"] in _OF_PREDICTOR and one["status"] == "False" and reason not in _STARTING:
-            return f"{reason or one['type']}: {one.get('message', '')}".strip(": ")
+    for kind in _OF_PREDICTOR:
+        failed = condition(service, kind, "False")
+        if failed and failed.get("reason") not in _STARTING:
+            return f"{failed.get('reason') or kind}: {failed.get('message', '')}".strip(": ")
     return ""
 
 
@@ -114,10 +119,6 @@ def waits_for(service: Object, pods: Sequence[Object]) -> str:
         if one["status"] != "True" and one.get("severity") != "Info"
     ]
     return one_line("; ".join(missing)) or "its pods"
-
-
-def _is_terminating(pod: Object) -> bool:
-    return has_ended(pod) or "deletionTimestamp" in pod["metadata"]
 
 
 class ServiceWatch:
@@ -159,7 +160,7 @@ class ServiceWatch:
         """Wait until requests reach the predictor, or raise JobError; return the service."""
         start = time.monotonic()
         blocked: dict[str, Wait] = {}
-        waits = ""
+        waits = "the cluster to list its pods"
         reported = ""
         while True:
             self.changed.wait(timeout=_TURN_SECONDS)
@@ -183,7 +184,7 @@ class ServiceWatch:
             if time.monotonic() > start + seconds:
                 raise JobError(
                     f"InferenceService {self.service.name} is not ready after "
-                    f"{seconds / 60:g} minutes{waits and f', it waits for {waits}'}"
+                    f"{seconds / 60:g} minutes, it waits for {waits}"
                 )
 
     def _check_pods_of_canary(self, pods: Sequence[Object], start: float) -> None:
