@@ -7,19 +7,26 @@ from typing import Any
 from kfp_ddp.k8s.api import Object
 
 
+def part(item: Object, *names: str) -> Object:
+    """Return the part of an object below these names; {} if one is missing or null."""
+    for name in names:
+        item = item.get(name) or {}
+    return item
+
+
 def label(item: Object, name: str) -> str:
     """Return a label; '' for none."""
-    return str((item["metadata"].get("labels") or {}).get(name, ""))
+    return str(part(item, "metadata", "labels").get(name, ""))
 
 
 def annotation(item: Object, name: str) -> str:
     """Return an annotation; '' for none."""
-    return str((item["metadata"].get("annotations") or {}).get(name, ""))
+    return str(part(item, "metadata", "annotations").get(name, ""))
 
 
 def phase(item: Object) -> str:
     """Return the phase; '' for none yet."""
-    return str((item.get("status") or {}).get("phase") or "")
+    return str(part(item, "status").get("phase") or "")
 
 
 def has_ended(pod: Object) -> bool:
@@ -29,7 +36,7 @@ def has_ended(pod: Object) -> bool:
 
 def conditions(item: Object) -> list[Object]:
     """Return the conditions."""
-    return (item.get("status") or {}).get("conditions") or []
+    return part(item, "status").get("conditions") or []
 
 
 def condition(item: Object, kind: str, status: str = "True") -> Object | None:
@@ -40,12 +47,12 @@ def condition(item: Object, kind: str, status: str = "True") -> Object | None:
 
 def container_statuses(pod: Object) -> list[Object]:
     """Return the statuses of a pod's containers."""
-    return (pod.get("status") or {}).get("containerStatuses") or []
+    return part(pod, "status").get("containerStatuses") or []
 
 
 def all_container_statuses(pod: Object) -> list[Object]:
     """Return the statuses of a pod's init containers, then of its containers."""
-    first = (pod.get("status") or {}).get("initContainerStatuses") or []
+    first = part(pod, "status").get("initContainerStatuses") or []
     return [*first, *container_statuses(pod)]
 
 

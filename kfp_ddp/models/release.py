@@ -99,11 +99,8 @@ class Deployment(Settings):
     """Request and limit of memory of a pod of the service."""
     service_minutes: float = Field(15, gt=0)
     """Timeout for the service to become ready, in minutes; then it is rolled back."""
-    canary_percent: int = Field(10, ge=1, le=100)
-    """Percentage of the requests that a new model gets while it is tested with the sample of its
-    bundle; all of them if KServe runs without Knative."""
     canary_requests: int = Field(3, ge=1, le=1000)
-    """Required number of correct answers to the sample in a row."""
+    """Required number of correct answers to the sample of the bundle in a row."""
     canary_seconds: float = Field(10, gt=0)
     """Timeout of one answer in seconds."""
 

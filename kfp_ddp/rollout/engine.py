@@ -12,6 +12,7 @@ from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, RunCancelledE
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import cell, from_json, one_line
 from kfp_ddp.k8s.api import Api, Object
+from kfp_ddp.k8s.objects import part
 from kfp_ddp.models.bundle import REQUEST, RESPONSE, Bundle
 from kfp_ddp.models.champion import open_bundle, read_pointer
 from kfp_ddp.models.inference_service import manifest, served_name
@@ -33,8 +34,6 @@ from kfp_ddp.rollout.rollout import (
 from kfp_ddp.rollout.wait import ServiceWatch, predictor_status
 from kfp_ddp.storage.kinds import open_store
 
-ALL = 100
-
 
 @step
 def run(
@@ -47,17 +46,26 @@ def run(
 ) -> tuple[str, str]:
     """Roll out the bundle; return the service's URL in the cluster, and its version, or ''."""
     settings = part_of(release, Deployment)
-    url, version, result = "", "", "no service is named in release: nothing was rolled out"
-    if settings.service and not bundle:
-        result = "nothing was uploaded, so there is nothing to roll out"
-    elif settings.service and (other := _other_champion(bundle)):
-        result = f"{bundle} is not rolled out: {other} is the champion now"
-    elif settings.service:
+    url = ""
+    version = ""
+    result = _why_nothing_to_do(settings.service, bundle)
+    if not result:
         url, version, result = roll_out(Api.connect(), settings, bundle, model_name, run_id)
     print(result, flush=True)
     facts = {"service": settings.service, "url": url, "version": version}
     write_artifact(deploy_report, f"{cell(result)}\n", **facts)
     return url, version
+
+
+def _why_nothing_to_do(service: str, bundle: str) -> str:
+    """Return why no service is changed; '' if one is."""
+    if not service:
+        return "no service is named in release: nothing was rolled out"
+    if not bundle:
+        return "nothing was uploaded, so there is nothing to roll out"
+    if other := _other_champion(bundle):
+        return f"{bundle} is not rolled out: {other} is the champion now"
+    return ""
 
 
 def roll_out(
@@ -68,8 +76,9 @@ def roll_out(
     InputError: nothing was changed. JobError, RunCancelledError: the previous model was restored.
     """
     bundle = open_bundle(uri, "publish it again")
-    uri, sample = bundle.uri, sample_of(bundle)
-    desired = labelled(_predictor(settings, uri, model_name), bundle.version, uri, run_id)
+    sample = sample_of(bundle)
+    predictor = _predictor(settings, bundle.uri, model_name)
+    desired = labelled(predictor, bundle.version, bundle.uri, run_id)
     rollout = Rollout(api, settings, desired, sample)
     model = served_name(settings.service, model_name, settings.service_runtime)
     with rollout.watched.watching():
@@ -101,23 +110,27 @@ def _predictor(settings: Deployment, uri: str, model_name: str) -> Object:
         resources={"requests": amounts, "limits": amounts},
         service_account=settings.service_account,
     )
-    scaled = {"maxReplicas": most} if (most := settings.service_max_replicas) else {}
-    return {**stable_of(service), "minReplicas": settings.service_replicas, **scaled}
+    predictor = {**stable_of(service), "minReplicas": settings.service_replicas}
+    if settings.service_max_replicas:
+        predictor["maxReplicas"] = settings.service_max_replicas
+    return predictor
 
 
 class Rollout:
     """A rollout from its start, until it succeeds or is rolled back."""
 
     def __init__(self, api: Api, settings: Deployment, desired: Object, sample: Sample) -> None:
-        self.settings, self.sample = settings, sample
+        self.settings = settings
+        self.sample = sample
         self.service = Service(api, settings.service)
-        self.desired = desired = self.service.with_pre_stop(desired)
-        self._continue(self.service.begin(desired, settings.canary_percent))
+        self.desired = self.service.with_pre_stop(desired)
+        self._continue(self.service.begin(self.desired))
         self.watched = ServiceWatch(api, self.service)
 
     def _continue(self, service: Object) -> None:
         """Take the state of the rollout from the service."""
-        self.predictor, self.previous = stable_of(service), previous_of(service)
+        self.predictor = stable_of(service)
+        self.previous = previous_of(service)
         self.spec = label(canary_predictor(self.desired), SPEC)
         self.has_canary = has_canary(service, self.spec)
         if not self.has_canary:
@@ -126,17 +139,16 @@ class Rollout:
 
     def run(self, model: str) -> tuple[str, float]:
         """Test the model, then promote it or roll back; return the URL and the median seconds."""
-        percent = self.settings.canary_percent
         try:
             if self.has_canary:
-                self._try(model, percent)
+                self._try(model)
                 self.watched.leave_if_cancelled()
-                self._continue(self.service.promote(self.desired, percent))
-            seconds = self._try(model, percent if self.is_unfinished else ALL)
+                self._continue(self.service.promote(self.desired))
+            seconds = self._try(model)
             if self.is_unfinished:
                 self.watched.leave_if_cancelled()
                 self.service.finish(self.predictor, self.previous)
-            return address(self._wait(ALL)), seconds
+            return address(self._wait(self.spec)), seconds
         except KfpDdpError as error:
             if not self.is_unfinished:
                 raise
@@ -144,40 +156,44 @@ class Rollout:
                 result = self.service.roll_back(self.spec)
             except KfpDdpError as failed:
                 result = str(failed)
-            kind = RunCancelledError if isinstance(error, RunCancelledError) else JobError
-            failure = kind(f"{error}; {result}")
-            cancelled = kind is RunCancelledError
-        if not cancelled:
-            self._unpin()
-        raise failure
+            text = f"{error}; {result}"
+            if isinstance(error, RunCancelledError):
+                raise RunCancelledError(text) from None
+        self._wait_for_previous()
+        raise JobError(text)
 
-    def _try(self, model: str, percent: int) -> float:
-        url = address(self._wait(percent), self.spec)
+    def _try(self, model: str) -> float:
+        url = address(self._wait(self.spec), self.spec)
         print(f"testing {url}", flush=True)
-        times, seconds = self.settings.canary_requests, self.settings.canary_seconds
-        check = self.watched.leave_if_cancelled
-        return check_canary(url, model, self.sample, times, seconds, check)
+        return check_canary(
+            url,
+            model,
+            self.sample,
+            self.settings.canary_requests,
+            self.settings.canary_seconds,
+            self.watched.leave_if_cancelled,
+        )
 
-    def _wait(self, percent: int) -> Object:
-        return self.watched.until_ready(self.spec, percent, self.settings.service_minutes * 60)
+    def _wait(self, spec: str) -> Object:
+        return self.watched.until_ready(spec, self.settings.service_minutes * 60)
 
-    def _unpin(self) -> None:
-        """Remove the share of the restored predictor when it is ready; it has all requests."""
+    def _wait_for_previous(self) -> None:
+        """Wait until the predictor that a rollback restored is ready again."""
         if self.previous is None or self.has_canary:
             return
-        spec = label(self.previous, SPEC)
         try:
-            self.watched.until_ready(spec, 0, self.settings.service_minutes * 60)
-            self.service.finish(self.previous, None)
+            self._wait(label(self.previous, SPEC))
         except KfpDdpError as error:
             version = label(self.previous, VERSION)
-            print(f"warning: {self.service.name} remains pinned to {version}: {error}", flush=True)
+            print(f"warning: {version} is restored, but not ready: {error}", flush=True)
 
 
 # Of the largest logit: half precision, the default of some runtimes, differs by 0.2 %.
 TOLERANCE = 0.01
-SILENT_SECONDS, WRONG_SECONDS = 60.0, 20.0
-"""Seconds without an answer, or with that of the previous model: routes change with a delay."""
+SILENT_SECONDS = 60.0
+"""Seconds without an answer."""
+WRONG_SECONDS = 20.0
+"""Seconds with a wrong answer, such as the previous model's: routes change with a delay."""
 _PAUSE = 0.5
 _LARGEST_ANSWER = 16 << 20
 _PART = 1 << 20
@@ -218,13 +234,9 @@ def difference(sample: Sample, answer: bytes) -> str:
 def address(service: Object, spec: str = "") -> str:
     """Return the URL of a service in the cluster, or of one predictor; JobError for none."""
     name = service["metadata"]["name"]
-    status, predictor = service.get("status") or {}, predictor_status(service)
-    own = str((predictor.get("address") or {}).get("url") or "")
-    tagged = any(part.get("tag") == "latest" for part in predictor.get("traffic") or ())
-    if spec and tagged and own:
-        return own.replace("://", "://latest-", 1)
-    shared = status.get("address") or {}
-    url = own or str(shared.get("url") or status.get("url") or "")
+    own = part(predictor_status(service), "address").get("url")
+    shared = part(service, "status", "address").get("url") or part(service, "status").get("url")
+    url = str(own or shared or "")
     if not url:
         raise JobError(f"KServe reports no address of InferenceService {name}")
     if has_canary(service, spec):
@@ -248,11 +260,14 @@ def ask(url: str, model: str, sample: Sample, seconds: float) -> tuple[str, floa
         return f"{path} answers {error.code}: {text}", SILENT_SECONDS
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
-        late = isinstance(reason, TimeoutError)
-        why = f"did not answer within {seconds:g} s" if late else f"does not answer: {reason}"
+        why = f"does not answer: {reason}"
+        if isinstance(reason, TimeoutError):
+            why = f"did not answer within {seconds:g} s"
         return f"{path} {one_line(why)}", SILENT_SECONDS
     wrong = difference(sample, content)
-    return (f"{path} returns a wrong result: {wrong}" if wrong else ""), WRONG_SECONDS
+    if wrong:
+        wrong = f"{path} returns a wrong result: {wrong}"
+    return wrong, WRONG_SECONDS
 
 
 def _read_all(answer: HTTPResponse, until: float) -> bytes:
@@ -278,7 +293,8 @@ def check_canary(
     `check` is called before each. Raise JobError after a wrong or no answer for too long.
     """
     taken: list[float] = []
-    wrong_since, latest = 0.0, time.monotonic() + times * seconds
+    wrong_since = 0.0
+    latest = time.monotonic() + times * seconds
     while len(taken) < times:
         check()
         start = time.monotonic()

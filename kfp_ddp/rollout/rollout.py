@@ -2,9 +2,8 @@
 
 In KServe's Standard mode the new predictor is first tried beside the stable one, as a canary
 without requests. Then, or at once with Knative, it takes the place of the other: until the rollout
-ends it has a share of the requests above 0, `canaryTrafficPercent`, and an annotation of the
-service has the previous predictor. The service alone so tells a later step how far a rollout came,
-after a crash or a cancel. KServe splits requests only with Knative.
+ends it has a mark, and an annotation of the service has the previous predictor. The service alone
+so tells a later step how far a rollout came, after a crash or a cancel.
 """
 
 import json
@@ -16,24 +15,33 @@ from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.files import sha256_of_json
 from kfp_ddp.core.text import from_json
 from kfp_ddp.k8s.api import IN_BACKGROUND, Api, ApiError, Object, serves
-from kfp_ddp.k8s.objects import annotation, select
+from kfp_ddp.k8s.objects import annotation, part, select
 from kfp_ddp.k8s.resource import Resource
 from kfp_ddp.models.inference_service import API_VERSION, DRAIN_SECONDS, KIND
 
 SERVICES = Resource(API_VERSION, "inferenceservices")
 OURS = {"app.kubernetes.io/managed-by": "kfp-ddp"}
-_TIMES, _PAUSE = 10, 0.3
+_TIMES = 10
+_PAUSE = 0.3
 POD_OF = "serving.kserve.io/inferenceservice"
 """The label that KServe gives the pods of a service."""
 TAGGED = "serving.kserve.io/enable-tag-routing"
-"""The annotation that makes Knative give the newest revision its own address."""
-SPEC, VERSION = "kfp-ddp/spec", "kfp-ddp/version"
-"""Labels of a predictor and its pods: a digest of its spec, and the bundle's version."""
-RUN, BUNDLE = "kfp-ddp/run-id", "kfp-ddp/bundle"
-"""Annotations of a predictor: the run that deployed it, and the URI of its bundle."""
+"""Annotation of services that earlier versions made."""
+SPEC = "kfp-ddp/spec"
+"""Label of a predictor and its pods: a digest of its spec."""
+VERSION = "kfp-ddp/version"
+"""Label of a predictor and its pods: the version of the bundle."""
+RUN = "kfp-ddp/run-id"
+"""Annotation of a predictor: the run that deployed it."""
+BUNDLE = "kfp-ddp/bundle"
+"""Annotation of a predictor: the URI of its bundle."""
 PREVIOUS = "kfp-ddp/before"
 """Annotation of a service: the predictor that a rollback restores."""
-PERCENT = "canaryTrafficPercent"
+MARK = "canaryTrafficPercent"
+"""Field of the predictor of an unfinished rollout; pods do not restart when it is removed.
+
+Its value is 100: with Knative the new revision then gets all requests, as without the field.
+"""
 CANARY = "trial"
 """Name of the predictor that is tried beside the stable one, in that of its Deployment."""
 AUTOSCALER = "serving.kserve.io/autoscalerClass"
@@ -57,12 +65,12 @@ def is_standard_mode(service: Object) -> bool:
 
 def label(predictor: Object, name: str) -> str:
     """Return a label of a predictor; '' for none."""
-    return str((predictor.get("labels") or {}).get(name, ""))
+    return str(part(predictor, "labels").get(name, ""))
 
 
 def deployed_by(predictor: Object) -> str:
     """Return the run that deployed a predictor; '' if unknown."""
-    return str((predictor.get("annotations") or {}).get(RUN, ""))
+    return str(part(predictor, "annotations").get(RUN, ""))
 
 
 def stable_of(service: Object) -> Object:
@@ -76,7 +84,7 @@ def stable_of(service: Object) -> Object:
 def canary_of(service: Object) -> Object:
     """Return the predictor that is tried beside the stable one; {} for none."""
     canaries: list[Object] = service["spec"].get("canary") or [{}]
-    canary: Object = canaries[0].get("predictor") or {}
+    canary = part(canaries[0], "predictor")
     return canary if canary.get("name") == CANARY else {}
 
 
@@ -100,19 +108,19 @@ def supports_canary(service: Object, stable: Object, desired: Object) -> bool:
     """Return whether KServe can run a predictor as a canary beside the stable one."""
 
     def fields(predictor: Object) -> set[str]:
-        model = {f"model.{name}": value for name, value in (predictor.get("model") or {}).items()}
+        model = {f"model.{name}": value for name, value in part(predictor, "model").items()}
         return {name for name, value in {**predictor, **model}.items() if value}
 
     if service["spec"].get("canary") and not canary_of(service):
         return False
     # KServe completes a canary with the fields of the stable predictor.
-    more = fields(stable) - fields(desired) - {PERCENT, "maxReplicas", "minReplicas"}
+    more = fields(stable) - fields(desired) - {MARK, "maxReplicas", "minReplicas"}
     return is_standard_mode(service) and not more
 
 
 def is_unfinished(service: Object) -> bool:
     """Return whether a rollout is unfinished."""
-    return int(stable_of(service).get(PERCENT) or 0) > 0
+    return bool(stable_of(service).get(MARK))
 
 
 def previous_of(service: Object) -> Object | None:
@@ -133,14 +141,19 @@ def spec_labels(service: Object) -> set[str]:
     return {label(stable_of(service), SPEC), label(canary_of(service), SPEC)}
 
 
-def with_all_requests(predictor: Object) -> Object:
-    """Return a predictor with all requests."""
-    return {name: value for name, value in predictor.items() if name != PERCENT}
+def mark(predictor: Object) -> Object:
+    """Return a predictor with the mark of an unfinished rollout."""
+    return {**predictor, MARK: 100}
+
+
+def unmark(predictor: Object) -> Object:
+    """Return a predictor without that mark."""
+    return {name: value for name, value in predictor.items() if name != MARK}
 
 
 def annotations_to_keep(service: Object) -> dict[str, str]:
     """Return the annotations of a service whose pods may not restart."""
-    return select(service["metadata"].get("annotations") or {}, (TAGGED, PREVIOUS))
+    return select(part(service, "metadata", "annotations"), (TAGGED, PREVIOUS))
 
 
 Change = tuple[Object, dict[str, str]]
@@ -149,18 +162,49 @@ Change = tuple[Object, dict[str, str]]
 
 def updated_service(predictor: Object, previous: Object | None) -> Change:
     """Return a service with this predictor, and the one that a rollback restores."""
-    annotations = {TAGGED: "true"}  # pods restart if one changes
+    annotations: dict[str, str] = {}  # pods restart if one changes
     if previous is not None:
-        content = with_all_requests(previous)
-        annotations[PREVIOUS] = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        text = json.dumps(unmark(previous), sort_keys=True, separators=(",", ":"))
+        annotations[PREVIOUS] = text
     return {"predictor": predictor}, annotations
+
+
+def service_with_canary(existing: Object, stable: Object, desired: Object) -> Change:
+    """Return a service that tries a predictor beside the stable one, without requests."""
+    # KServe takes the pods of canaries off the stable predictor's.
+    pods = int(stable.get("minReplicas") or 1) + 1
+    canary = {"trafficPercent": 0, "predictor": canary_predictor(desired)}
+    spec = {"predictor": {**unmark(stable), "minReplicas": pods}, "canary": [canary]}
+    return spec, annotations_to_keep(existing)
+
+
+def first_change(existing: Object | None, desired: Object, may_try: bool = True) -> Change | None:
+    """Return the change that starts the rollout of a predictor; None if the service has it.
+
+    Without `may_try` it takes the place of the stable one at once.
+    """
+    if existing is None:
+        return updated_service(mark(desired), None)
+    spec = label(desired, SPEC)
+    current = stable_of(existing)
+    stable: Object | None = current
+    if is_unfinished(existing):
+        stable = previous_of(existing)
+    elif label(current, SPEC) == spec:
+        return None
+    if stable and may_try:
+        is_new = spec not in (label(current, SPEC), label(stable, SPEC))
+        if is_new and supports_canary(existing, stable, desired):
+            return service_with_canary(existing, stable, desired)
+    return updated_service(mark(desired), stable)
 
 
 class Service:
     """A managed InferenceService; raises InputError, and JobError if another run changed it."""
 
     def __init__(self, api: Api, name: str) -> None:
-        self.api, self.name = api, name
+        self.api = api
+        self.name = name
 
     def find(self) -> Object | None:
         """Return the service, or None; raise InputError without KServe, or if it is not managed."""
@@ -171,8 +215,7 @@ class Service:
         if service is None:
             check_kserve(self.api)
             return None
-        labels = service["metadata"].get("labels") or {}
-        if not labels.items() >= OURS.items():
+        if not part(service, "metadata", "labels").items() >= OURS.items():
             raise InputError(
                 f"InferenceService {self.name} in {self.api.namespace} was not made by kfp-ddp and "
                 "is not changed; name another service, or hand it over with kubectl label "
@@ -193,57 +236,30 @@ class Service:
         wait = {"preStop": {"exec": {"command": ["sleep", str(DRAIN_SECONDS)]}}}
         return {**desired, "model": {**desired["model"], "lifecycle": wait}}
 
-    def begin(self, desired: Object, percent: int) -> Object:
+    def begin(self, desired: Object) -> Object:
         """Start the rollout of a predictor, unless the service has it; return the service."""
-        spec = label(desired, SPEC)
-
-        def change(existing: Object | None, may_add: bool = True) -> Change | None:
-            replacement = {**desired, PERCENT: percent}
-            if existing is None:
-                return updated_service(replacement, None)
-            current = stable_of(existing)
-            if is_unfinished(existing):
-                stable = previous_of(existing)
-            elif label(current, SPEC) == spec:
-                # A rollback that was killed has left it at 0 % of Knative's newest revision.
-                pinned = PERCENT in current
-                unpinned = {"predictor": with_all_requests(current)}
-                return (unpinned, annotations_to_keep(existing)) if pinned else None
-            else:
-                stable = current
-            known = (label(current, SPEC), label(stable or {}, SPEC))
-            if not (may_add and stable and spec not in known):
-                return updated_service(replacement, stable)
-            if not supports_canary(existing, stable, desired):
-                return updated_service(replacement, stable)
-            # KServe takes the pods of canaries off the stable predictor's.
-            more = {"minReplicas": int(stable.get("minReplicas") or 1) + 1}
-            canary = [{"trafficPercent": 0, "predictor": canary_predictor(desired)}]
-            spec_with_canary = {"predictor": with_all_requests(stable) | more, "canary": canary}
-            return spec_with_canary, annotations_to_keep(existing)
-
         try:
-            return self._update(change)
+            return self._update(lambda existing: first_change(existing, desired))
         except InputError as error:
             if "canary" not in str(error):  # as of KServe before 0.20
                 raise
             print(f"{self.name} is replaced without a canary: {error}", flush=True)
-            return self._update(lambda existing: change(existing, may_add=False))
+            return self._update(lambda existing: first_change(existing, desired, may_try=False))
 
-    def promote(self, desired: Object, percent: int) -> Object:
+    def promote(self, desired: Object) -> Object:
         """Put a predictor that was tried beside the stable one in its place."""
         return self._advance(
             label(canary_predictor(desired), SPEC),
             lambda service: label(stable_of(service), SPEC) == label(desired, SPEC),
-            lambda service: updated_service({**desired, PERCENT: percent}, stable_of(service)),
+            lambda service: updated_service(mark(desired), stable_of(service)),
         )
 
     def finish(self, predictor: Object, previous: Object | None) -> Object:
-        """Give a predictor all requests."""
-        return self._end(label(predictor, SPEC), with_all_requests(predictor), previous)
+        """End the rollout of a predictor."""
+        return self._replace(label(predictor, SPEC), unmark(predictor), previous)
 
     def roll_back(self, spec: str) -> str:
-        """Take all requests from the predictor with this label; return the result as text."""
+        """Take the predictor with this label out of the service; return the result as text."""
         existing = self.find()
         if existing is None:
             return "there is no service any more"
@@ -253,30 +269,34 @@ class Service:
                 lambda service: not canary_of(service),
                 lambda service: ({"predictor": stable_of(service)}, annotations_to_keep(service)),
             )
-            previous = stable_of(service)
-        elif (recorded := previous_of(existing)) is None:
-            if label(stable_of(existing), SPEC) != spec:
-                raise self.taken_over(existing)
-            seen = {"preconditions": {"uid": existing["metadata"]["uid"]}}
-            try:
-                self.api.delete(SERVICES, self.name, {**IN_BACKGROUND, **seen})
-            except ApiError as error:
-                if error.status != 409:
-                    raise _refused(error) from error
-            return f"InferenceService {self.name} was deleted, as nothing answered before"
+            restored = stable_of(service)
         else:
-            previous = recorded
-            self._end(spec, {**previous, PERCENT: 0}, None)
-        version = label(previous, VERSION)
-        return f"{self.name} answers with {version or 'the previous model'} as before"
+            previous = previous_of(existing)
+            if previous is None:
+                return self._delete(existing, spec)
+            self._replace(spec, previous, None)
+            restored = previous
+        version = label(restored, VERSION) or "the previous model"
+        return f"{self.name} answers with {version} as before"
 
-    def _end(self, spec: str, predictor: Object, previous: Object | None) -> Object:
-        """Replace the predictor with this label."""
+    def _delete(self, existing: Object, spec: str) -> str:
+        """Delete the service, which has only the predictor with this label; return the result."""
+        if label(stable_of(existing), SPEC) != spec:
+            raise self.taken_over(existing)
+        seen = {"preconditions": {"uid": existing["metadata"]["uid"]}}
+        try:
+            self.api.delete(SERVICES, self.name, {**IN_BACKGROUND, **seen})
+        except ApiError as error:
+            if error.status != 409:
+                raise _refused(error) from error
+        return f"InferenceService {self.name} was deleted, as nothing answered before"
+
+    def _replace(self, spec: str, predictor: Object, previous: Object | None) -> Object:
+        """Put a predictor without the mark in the place of the one with this label."""
 
         def done(service: Object) -> bool:
             current = stable_of(service)
-            same = label(current, SPEC) == label(predictor, SPEC)
-            return same and current.get(PERCENT) == predictor.get(PERCENT)
+            return label(current, SPEC) == label(predictor, SPEC) and MARK not in current
 
         return self._advance(spec, done, lambda _: updated_service(predictor, previous))
 
@@ -341,17 +361,20 @@ def check_kserve(api: Api) -> None:
 
 def versions_in_service(api: Api) -> set[str]:
     """Return the versions of bundles that managed services have, or would roll back to."""
-    services = _managed(api, {404})
-    readers = (stable_of, previous_of, canary_of)
-    predictors = [read(service) or {} for service in services for read in readers]
-    return {version for one in predictors if (version := label(one, VERSION))}
+    versions = set()
+    for service in _managed(api, {404}):
+        for predictor in (stable_of(service), previous_of(service) or {}, canary_of(service)):
+            versions.add(label(predictor, VERSION))
+    return versions - {""}
 
 
 def roll_back_run(api: Api, run_id: str) -> list[str]:
     """Roll back what a run has not finished, as after a cancel; return a line for each."""
     lines = []
     for service in _managed(api, {403, 404}):
-        new = canary_of(service) or (stable_of(service) if is_unfinished(service) else {})
+        new = canary_of(service)
+        if is_unfinished(service):
+            new = stable_of(service)
         if deployed_by(new) == run_id:
             lines.append(Service(api, service["metadata"]["name"]).roll_back(label(new, SPEC)))
     return lines

@@ -12,7 +12,7 @@ from kfp_ddp.jobs.ending import terminated
 from kfp_ddp.jobs.failure import error_in_log
 from kfp_ddp.jobs.identity import find_owner
 from kfp_ddp.k8s.api import Api, ApiError, Object
-from kfp_ddp.k8s.objects import all_container_statuses, condition, conditions, has_ended
+from kfp_ddp.k8s.objects import all_container_statuses, condition, conditions, has_ended, part
 from kfp_ddp.k8s.objects import label as pod_label
 from kfp_ddp.k8s.pods import FINAL_AFTER, Reason, Wait, container_reason, track, waiting_reason
 from kfp_ddp.k8s.resource import EVENTS, PODS, WORKFLOWS
@@ -29,99 +29,104 @@ from kfp_ddp.rollout.rollout import (
 
 CRASHES = 3
 """Number of exits of one container after which the wait ends."""
-CRASHING, REFUSED = "crash", "refused by KServe"
+CRASHING = "crash"
+REFUSED = "refused by KServe"
 LIMITS = {**FINAL_AFTER, CRASHING: 0.0, REFUSED: 60.0}
 """Seconds that a reason may last before it ends the rollout."""
 # A Deployment has these reasons until its first pod is ready.
 _STARTING = ("MinimumReplicasUnavailable", "Deploying", "ContainerMissing", "Uninitialized")
-_OF_PREDICTOR = ("PredictorReady", "PredictorConfigurationReady", "LatestDeploymentReady")
+_OF_PREDICTOR = ("LatestDeploymentReady", "PredictorConfigurationReady", "PredictorReady")
 _FAULTY = ("InvalidSpec", "BlockedByFailedLoad")
 _TURN_SECONDS = 0.5
 _LOG_LINES = "50"
 
 
+def live_pods(pods: Iterable[Object]) -> list[Object]:
+    """Return the pods that have not ended and are not being deleted."""
+    running = (pod for pod in pods if not has_ended(pod))
+    return [pod for pod in running if "deletionTimestamp" not in pod["metadata"]]
+
+
 def pods_of_spec(pods: Iterable[Object], spec: str) -> list[Object]:
-    """Return the pods of the predictor with this label that are not being deleted."""
-    return [pod for pod in pods if pod_label(pod, SPEC) == spec and not _is_terminating(pod)]
+    """Return the live pods of the predictor with this label."""
+    return [pod for pod in live_pods(pods) if pod_label(pod, SPEC) == spec]
 
 
-def ready(service: Object, pods: Sequence[Object], spec: str, percent: int) -> bool:
-    """Return whether requests for the predictor with this label reach it, and only it.
-
-    With Knative that is its newest revision with this share, without it the previous pods are gone.
-    """
-    answers = any(condition(pod, "Ready") for pod in pods_of_spec(pods, spec))
+def ready(service: Object, pods: Sequence[Object], spec: str) -> bool:
+    """Return whether requests for the predictor with this label reach it, and only it."""
+    own = pods_of_spec(pods, spec)
+    answers = any(condition(pod, "Ready") for pod in own)
     if has_canary(service, spec):
         return answers
     if not condition(service, "Ready") or not answers:
         return False
     predictor = predictor_status(service)
-    if not (traffic := predictor.get("traffic")):
-        return all(pod_label(pod, SPEC) == spec or _is_terminating(pod) for pod in pods)
-    newest = predictor.get("latestCreatedRevision")
-    shares = [int(part.get("percent") or 0) for part in traffic if part.get("latestRevision")]
-    return newest == predictor.get("latestReadyRevision") and max(shares, default=0) == percent
+    if newest := predictor.get("latestCreatedRevision"):
+        # Knative routes to the newest revision that is ready; pods of others stay for minutes.
+        return bool(newest == predictor.get("latestReadyRevision"))
+    return own == live_pods(pods)
 
 
 def predictor_status(service: Object) -> Object:
     """Return the predictor's part of the service's status."""
-    components = (service.get("status") or {}).get("components") or {}
-    predictor: Object = components.get("predictor") or {}
-    return predictor
+    return part(service, "status", "components", "predictor")
 
 
 def crashed(pods: Iterable[Object]) -> tuple[str, str, int] | None:
     """Return pod, name and exit code of the first container that exited too often."""
     for pod in pods:
         for status in all_container_statuses(pod):
-            ended = (status.get("lastState") or {}).get("terminated") or {}
-            if int(status.get("restartCount") or 0) >= CRASHES and ended:
-                return pod["metadata"]["name"], status["name"], int(ended.get("exitCode") or 0)
+            ended = part(status, "lastState", "terminated")
+            if ended and int(status.get("restartCount", 0)) >= CRASHES:
+                return pod["metadata"]["name"], status["name"], int(ended.get("exitCode", 0))
     return None
 
 
 def reasons(service: Object, pods: Iterable[Object]) -> dict[str, Reason]:
     """Return why pods do not start, by pod name, or why KServe does not create any."""
     by_pod = {pod["metadata"]["name"]: why for pod in pods if (why := container_reason(pod))}
+    if by_pod:
+        return by_pod
     refusal = _refusal(service)
-    return by_pod or ({"KServe": Reason(REFUSED, one_line(refusal))} if refusal else {})
+    return {"KServe": Reason(REFUSED, one_line(refusal))} if refusal else {}
 
 
 def _refusal(service: Object) -> str:
     """Return why KServe or Knative refuse a predictor; '' if they do not."""
-    model = (service.get("status") or {}).get("modelStatus") or {}
-    last = model.get("lastFailureInfo") or {}
-    if model.get("transitionStatus") in _FAULTY and (last.get("message") or last.get("reason")):
+    model = part(service, "status", "modelStatus")
+    last = part(model, "lastFailureInfo")
+    says_why = last.get("message") or last.get("reason")
+    if says_why and model.get("transitionStatus") in _FAULTY:
         return f"{last.get('reason', 'refused')}: {last.get('message', '')}".strip(": ")
-    for one in conditions(service):
-        reason = str(one.get("reason") or "")
-        if one["type"] in _OF_PREDICTOR and one["status"] == "False" and reason not in _STARTING:
-            return f"{reason or one['type']}: {one.get('message', '')}".strip(": ")
+    for kind in _OF_PREDICTOR:
+        failed = condition(service, kind, "False")
+        if failed and failed.get("reason") not in _STARTING:
+            return f"{failed.get('reason') or kind}: {failed.get('message', '')}".strip(": ")
     return ""
 
 
 def waits_for(service: Object, pods: Sequence[Object]) -> str:
     """Return what the service waits for, as text, if nothing blocks it."""
+    if not pods:
+        return "KServe to make its pods"
     for pod in pods:
-        if (reason := waiting_reason(pod)) and reason.kind:
+        reason = waiting_reason(pod)
+        if reason and reason.kind:
             return f"{pod['metadata']['name']}: {reason.text}"
     missing = [
         f"{one['type']}: {one.get('message') or one.get('reason') or 'not yet'}"
         for one in conditions(service)
         if one["status"] != "True" and one.get("severity") != "Info"
     ]
-    return (one_line("; ".join(missing)) or "its pods") if pods else "KServe to make its pods"
-
-
-def _is_terminating(pod: Object) -> bool:
-    return has_ended(pod) or "deletionTimestamp" in pod["metadata"]
+    return one_line("; ".join(missing)) or "its pods"
 
 
 class ServiceWatch:
     """Watches of a service, its pods and the run's Workflow."""
 
     def __init__(self, api: Api, service: Service) -> None:
-        self.api, self.service = api, service
+        self.api = api
+        self.service = service
         self.changed = threading.Event()
         by_name = {"fieldSelector": f"metadata.name={service.name}"}
         by_label = {"labelSelector": f"{POD_OF}={service.name}"}
@@ -151,10 +156,12 @@ class ServiceWatch:
         if any(map(terminated, workflows)):
             raise RunCancelledError("the run was terminated")
 
-    def until_ready(self, spec: str, percent: int, seconds: float) -> Object:
+    def until_ready(self, spec: str, seconds: float) -> Object:
         """Wait until requests reach the predictor, or raise JobError; return the service."""
-        start, waits, reported = time.monotonic(), "", ""
+        start = time.monotonic()
         blocked: dict[str, Wait] = {}
+        waits = "the cluster to list its pods"
+        reported = ""
         while True:
             self.changed.wait(timeout=_TURN_SECONDS)
             self.changed.clear()
@@ -162,17 +169,12 @@ class ServiceWatch:
             current = self._current(spec)
             if current is not None:
                 service, pods, own = current
-                if ready(service, pods, spec, percent):
+                if ready(service, pods, spec):
                     return service
-                now = time.monotonic()
                 if has_canary(service, spec):
+                    self._check_pods_of_canary(own, start)
                     service = {}  # its status is that of the stable predictor
-                    if not own and now > start + LIMITS[REFUSED]:
-                        raise JobError(f"{self.service.name} gets no pod{self._warning()}")
-                blocked = track(blocked, self._blocking(service, own), now)
-                for wait in blocked.values():
-                    if now - wait.since >= LIMITS.get(wait.reason.kind, math.inf):
-                        raise JobError(f"{self.service.name} does not become ready: {wait}")
+                blocked = self._still_blocked(blocked, service, own)
                 waits = "; ".join(map(str, blocked.values())) or waits_for(service, own)
                 # A failing image pull alternates between two reasons; it is printed once.
                 news = str([(wait.who, wait.since) for wait in blocked.values()] or waits)
@@ -182,8 +184,24 @@ class ServiceWatch:
             if time.monotonic() > start + seconds:
                 raise JobError(
                     f"InferenceService {self.service.name} is not ready after "
-                    f"{seconds / 60:g} minutes{waits and f', it waits for {waits}'}"
+                    f"{seconds / 60:g} minutes, it waits for {waits}"
                 )
+
+    def _check_pods_of_canary(self, pods: Sequence[Object], start: float) -> None:
+        """Raise JobError if KServe made no pods of a canary for too long."""
+        if not pods and time.monotonic() > start + LIMITS[REFUSED]:
+            raise JobError(f"{self.service.name} gets no pod{self._warning()}")
+
+    def _still_blocked(
+        self, blocked: dict[str, Wait], service: Object, pods: Sequence[Object]
+    ) -> dict[str, Wait]:
+        """Return what blocks the predictor, and since when; raise JobError if it will not pass."""
+        now = time.monotonic()
+        blocked = track(blocked, self._blocking(service, pods), now)
+        for wait in blocked.values():
+            if now - wait.since >= LIMITS.get(wait.reason.kind, math.inf):
+                raise JobError(f"{self.service.name} does not become ready: {wait}")
+        return blocked
 
     def _current(self, spec: str) -> tuple[Object, list[Object], list[Object]] | None:
         """Return the service, its pods, and those of the predictor; None before the first list."""
@@ -203,7 +221,8 @@ class ServiceWatch:
         return service, pods, pods_of_spec(pods, spec)
 
     def _blocking(self, service: Object, pods: Sequence[Object]) -> dict[str, Reason]:
-        if (crash := crashed(pods)) is None:
+        crash = crashed(pods)
+        if crash is None:
             return reasons(service, pods)
         pod, container, code = crash
         query = {"container": container, "previous": "true", "tailLines": _LOG_LINES}
@@ -211,21 +230,23 @@ class ServiceWatch:
         log = ""
         with suppress(ApiError):
             log = str(self.api.call("GET", path, query=query, raw=True)["value"])
-        cause = error_in_log(log.splitlines()).text
-        text = f"{container} exits repeatedly with exit code {code}{cause and f': {cause}'}"
+        text = f"{container} exits repeatedly with exit code {code}"
+        if cause := error_in_log(log.splitlines()).text:
+            text += f": {cause}"
         return {pod: Reason(CRASHING, text)}
 
     def _warning(self) -> str:
         """Return why KServe makes no pods of a canary, which only events tell."""
-        name, query = self.service.name, {"fieldSelector": "type=Warning"}
+        name = self.service.name
         try:
-            events = self.api.list_objects(EVENTS, query)
+            events = self.api.list_objects(EVENTS, {"fieldSelector": "type=Warning"})
         except ApiError:
             return ""
+        objects = (f"{name}-{CANARY}-", f"{name}--")
         of_canary = [
-            event
-            for event in events
-            if f"{event['involvedObject']['name']}-".startswith((f"{name}-{CANARY}-", f"{name}--"))
+            event for event in events if f"{event['involvedObject']['name']}-".startswith(objects)
         ]
-        newest = max(of_canary, key=lambda event: event.get("lastTimestamp") or "", default=None)
-        return f": {one_line(newest['message'])}" if newest else ""
+        if not of_canary:
+            return ""
+        newest = max(of_canary, key=lambda event: event.get("lastTimestamp") or "")
+        return f": {one_line(newest['message'])}"

@@ -1,4 +1,4 @@
-"""The step `deploy` on a real cluster: with KServe itself, and with a stand-in for Knative."""
+"""The step `deploy` on a real cluster, with KServe itself in Standard mode."""
 
 import contextlib
 import dataclasses
@@ -28,14 +28,11 @@ from kfp_ddp.rollout.rollout import (
 from tests.e2e.harness import kserve, rights, workflow
 from tests.e2e.harness.deploy_step import NAME, DeployStep, publish, publish_again, serve_models
 from tests.e2e.harness.grounds import IMAGE, until
-from tests.e2e.harness.kserve import KNATIVE, STANDARD, Kserve
+from tests.e2e.harness.kserve import Kserve
 from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.running import forget
 
 SEEDS = itertools.count(1)
-BOTH = pytest.mark.parametrize("controller", [KNATIVE, STANDARD], indirect=True)
-IN_STANDARD = pytest.mark.parametrize("controller", [STANDARD], indirect=True)
-IN_KNATIVE = pytest.mark.parametrize("controller", [KNATIVE], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +42,7 @@ def models_url(cluster: client.ApiClient) -> Iterator[str]:
 
 
 @pytest.fixture
-def controller(
-    cluster: client.ApiClient, models_url: str, request: pytest.FixtureRequest
-) -> Iterator[Kserve]:
+def controller(cluster: client.ApiClient, models_url: str) -> Iterator[Kserve]:
     workflow.define(cluster)
     environment = {
         "AWS_ENDPOINT_URL_S3": models_url,
@@ -57,8 +52,7 @@ def controller(
     }
     with namespace(cluster) as bare:
         grounds = dataclasses.replace(bare, environment=environment)
-        with kserve.running(grounds, request.param) as running:
-            yield running
+        yield kserve.in_namespace(grounds)
 
 
 @pytest.fixture
@@ -88,15 +82,12 @@ def assert_rolled_out(controller: Kserve, version: str) -> None:
     assert actual["predictor"]["labels"]["kfp-ddp/version"] == version
     assert "canaryTrafficPercent" not in actual["predictor"]
     assert "canary" not in actual
-    if controller.mode == STANDARD:
-        space = controller.grounds.namespace
-        until(lambda: len(controller.apps.list_namespaced_deployment(space).items) == 1, "one", 20)
-        until(lambda: len(controller.grounds.core.list_namespaced_service(space).items) == 1, "one")
+    space = controller.grounds.namespace
+    until(lambda: len(controller.apps.list_namespaced_deployment(space).items) == 1, "one", 20)
+    until(lambda: len(controller.grounds.core.list_namespaced_service(space).items) == 1, "one")
 
 
-@pytest.mark.parametrize(
-    "controller", [KNATIVE, pytest.param(STANDARD, marks=pytest.mark.smoke)], indirect=True
-)
+@pytest.mark.smoke
 def test_a_model_is_rolled_out_twice(controller: Kserve, first: str, models_url: str) -> None:
     bundle = publish(models_url, next(SEEDS))
     step = DeployStep(controller.grounds, bundle, "shop").start()
@@ -105,11 +96,8 @@ def test_a_model_is_rolled_out_twice(controller: Kserve, first: str, models_url:
     assert done["version"] != first
     host = f"shop-predictor.{controller.grounds.namespace}.svc.cluster.local"
     assert done["url"] == f"http://{host}"
-    tried = "latest-shop" if controller.mode == KNATIVE else "shop-trial"
-    assert f"testing http://{tried}-predictor." in step.log()
+    assert "testing http://shop-trial-predictor." in step.log()
     assert_rolled_out(controller, done["version"])
-    if controller.mode == KNATIVE:
-        assert len(traffic(controller)) == 1
 
     before = shop(controller)["metadata"]["generation"]
     again = DeployStep(controller.grounds, bundle, "shop").start()
@@ -118,12 +106,6 @@ def test_a_model_is_rolled_out_twice(controller: Kserve, first: str, models_url:
     assert shop(controller)["metadata"]["generation"] == before
 
 
-def traffic(controller: Kserve) -> list[dict[str, Any]]:
-    actual: list[dict[str, Any]] = shop(controller)["status"]["components"]["predictor"]["traffic"]
-    return actual
-
-
-@BOTH
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
@@ -137,25 +119,18 @@ def test_rollback(controller: Kserve, first: str, models_url: str, fault: str, t
     assert text in error
     assert error.endswith(f"shop answers with {first} as before")
     assert_rolled_out(controller, first)
-    if controller.mode == STANDARD:
-        assert controller.pods("shop-predictor") == answering
+    assert controller.pods("shop-predictor") == answering
 
 
-@IN_KNATIVE
-def test_canary_gets_its_traffic(controller: Kserve, first: str, models_url: str) -> None:
-    step = deploy(controller, models_url, "slow", canary_percent=7, canary_seconds=2)
-    step.start().saw("testing http://latest-shop")
-    assert {(item["tag"], item["percent"]) for item in traffic(controller)} == {
-        ("latest", 7),
-        ("prev", 93),
-    }
+def test_a_terminated_run_rolls_back(controller: Kserve, first: str, models_url: str) -> None:
+    step = deploy(controller, models_url, "slow", canary_seconds=2)
+    step.start().saw("testing http://shop-trial-")
     step.terminate()
     assert step.wait() == "Failed"
     assert f"the run was terminated; shop answers with {first} as before" in step.log()
     until(lambda: (predictor(controller)["labels"]["kfp-ddp/version"]) == first, "the first")
 
 
-@IN_STANDARD
 @pytest.mark.parametrize(
     ("fault", "release", "text"),
     [
@@ -172,7 +147,6 @@ def test_first_model_that_is_not_ready_is_deleted(
     assert controller.service("shop") is None
 
 
-@IN_STANDARD
 def test_canary_without_pods_ends(controller: Kserve, first: str, models_url: str) -> None:
     step = deploy(controller, models_url, service_account="nobody")
     error = step.start().error()
@@ -181,7 +155,6 @@ def test_canary_without_pods_ends(controller: Kserve, first: str, models_url: st
     assert_rolled_out(controller, first)
 
 
-@IN_STANDARD
 def test_a_killed_rollout_converges(controller: Kserve, first: str, models_url: str) -> None:
     step = deploy(controller, models_url, canary_requests=300)
     answering = controller.pods("shop-predictor")
@@ -194,7 +167,6 @@ def test_a_killed_rollout_converges(controller: Kserve, first: str, models_url: 
     assert_rolled_out(controller, step.start().done()["version"])
 
 
-@IN_STANDARD
 @pytest.mark.parametrize("point", ["testing http://shop-trial-", "testing http://shop-predictor"])
 def test_the_rollout_of_a_killed_run_is_rolled_back_at_its_end(
     controller: Kserve, first: str, models_url: str, point: str
@@ -213,7 +185,6 @@ def test_the_rollout_of_a_killed_run_is_rolled_back_at_its_end(
     assert not canary_of(shop(controller))
 
 
-@IN_STANDARD
 def test_another_run_continues_a_rollout(controller: Kserve, first: str, models_url: str) -> None:
     fine = publish(models_url, next(SEEDS))
     earlier = deploy(controller, models_url, "unready").start()
@@ -228,7 +199,6 @@ def test_another_run_continues_a_rollout(controller: Kserve, first: str, models_
 
 
 @pytest.mark.slow
-@IN_STANDARD
 @pytest.mark.parametrize("runtime", ["kfp-ddp", TRITON])
 def test_a_rollout_loses_no_request(controller: Kserve, models_url: str, runtime: str) -> None:
     """The stand-in for Triton stops at once on SIGTERM: its pods wait before it."""
@@ -277,7 +247,6 @@ def clients(controller: Kserve, number: int) -> Iterator[list[str]]:
             thread.join()
 
 
-@IN_STANDARD
 def test_the_number_of_pods_follows_the_load_only_if_asked(controller: Kserve) -> None:
     grounds = controller.grounds
     scaled = client.AutoscalingV2Api(grounds.api)
@@ -302,16 +271,15 @@ def test_the_number_of_pods_follows_the_load_only_if_asked(controller: Kserve) -
         ("3", {}, []),
     ):
         desired = labelled({**bare, **more}, version, "s3://a/b", "run")
-        started = service.begin(desired, 10)
+        started = service.begin(desired)
         if version != "1":
             comes(deployments, {"shop-predictor": 2, "shop-trial-predictor": 1})
-            started = service.promote(desired, 10)
+            started = service.promote(desired)
         service.finish(stable_of(started), None)
         comes(limits, expected)
         comes(deployments, {"shop-predictor": 2})
 
 
-@IN_STANDARD
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_kserve_accepts_each_runtime_also_as_canary(controller: Kserve, runtime: str) -> None:
     """A dry run with KServe's webhooks."""
@@ -334,11 +302,10 @@ def test_kserve_accepts_each_runtime_also_as_canary(controller: Kserve, runtime:
         assert stable_of(applied)["model"]["lifecycle"] == wait
 
 
-@IN_STANDARD
 def test_invalid_input_fails_with_one_line_error(controller: Kserve, models_url: str) -> None:
     grounds = controller.grounds
     api = Api(grounds.api, grounds.namespace)
     wrong = {"containers": [{"name": "kserve-container", "imagine": "x"}]}
     with pytest.raises(InputError, match=r"cannot patch inferenceservices shop .*imagine"):
-        Service(api, "shop").begin(wrong, 10)
+        Service(api, "shop").begin(wrong)
     assert controller.service("shop") is None

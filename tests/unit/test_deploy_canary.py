@@ -207,28 +207,28 @@ def test_the_sample_is_read_from_the_bundle(tmp_path: Path) -> None:
 
 
 HOST = "http://shop-predictor.here.svc.cluster.local"
+TRIAL = {"canary": [{"predictor": {"name": "trial", "labels": {"kfp-ddp/spec": "new"}}}]}
+PARTS = {"predictor": {"address": {"url": HOST}}}
 
 
 @pytest.mark.parametrize(
-    ("status", "url", "newest"),
+    ("status", "url", "of_canary"),
     [
-        ({"address": {"url": HOST}}, HOST, HOST),
+        ({"address": {"url": HOST}}, HOST, HOST.replace("shop-", "shop-trial-")),
         (
-            {
-                "address": {"url": "http://shop.here"},
-                "components": {
-                    "predictor": {"address": {"url": HOST}, "traffic": [{"tag": "latest"}]}
-                },
-            },
+            {"address": {"url": "http://shop.here"}, "components": PARTS},
             HOST,
-            HOST.replace("://", "://latest-"),
+            HOST.replace("shop-", "shop-trial-"),
         ),
         ({"url": "http://shop.example.com"}, *["http://shop.example.com"] * 2),
     ],
 )
-def test_newest_predictor_has_an_address(status: dict[str, Any], url: str, newest: str) -> None:
-    service = {"metadata": {"name": "shop"}, "spec": {}, "status": status}
-    assert (address(service), address(service, "spec")) == (url, newest)
+def test_service_and_canary_have_an_address(
+    status: dict[str, Any], url: str, of_canary: str
+) -> None:
+    service = {"metadata": {"name": "shop"}, "spec": TRIAL, "status": status}
+    assert (address(service), address(service, "new")) == (url, of_canary)
+    assert address({**service, "spec": {}}, "new") == url
 
 
 def test_a_service_without_an_address_is_an_error() -> None:

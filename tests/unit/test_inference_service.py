@@ -106,13 +106,9 @@ def service(*conditions: dict[str, str], **status: Any) -> dict[str, Any]:
     return {**body, "status": {"conditions": listed, **status}}
 
 
-def knative(percent: int, created: str = "2", latest: str = "2") -> dict[str, Any]:
-    traffic = [
-        {"revisionName": latest, "percent": percent, "latestRevision": True, "tag": "latest"},
-        {"revisionName": "1", "percent": 100 - percent, "latestRevision": False, "tag": "prev"},
-    ]
+def knative(created: str, latest: str) -> dict[str, Any]:
     revisions = {"latestCreatedRevision": created, "latestReadyRevision": latest}
-    return service(components={"predictor": {"traffic": traffic, **revisions}})
+    return service(components={"predictor": revisions})
 
 
 def trial() -> dict[str, Any]:
@@ -137,18 +133,17 @@ LEAVING = pod(OLD, metadata={"deletionTimestamp": "2026-11-22T00:00:00Z"})
         (service(condition("Ready", "False")), [pod(NEW)], False),
         (trial(), [pod(NEW), pod(OLD)], True),
         (trial(), [pod(NEW, answers=False), pod(OLD)], False),
-        (knative(10), [pod(NEW), pod(OLD)], True),
-        (knative(10), [pod(OLD)], False),
-        (knative(0), [pod(NEW), pod(OLD)], False),
-        (knative(100), [pod(NEW), pod(OLD)], False),
-        (knative(10, created="3"), [pod(NEW), pod(OLD)], False),
+        (knative("2", "2"), [pod(NEW), pod(OLD)], True),  # the old revision stays for a while
+        (knative("2", "2"), [pod(OLD)], False),
+        (knative("2", "1"), [pod(NEW), pod(OLD)], False),
+        (knative("2", ""), [pod(NEW)], False),
         ({"metadata": {"name": "shop"}, "spec": {}}, [pod(NEW)], False),
     ],
 )
 def test_it_is_ready_when_requests_reach_the_new_model(
     status: dict[str, Any], pods: list[dict[str, Any]], answer: bool
 ) -> None:
-    assert ready(status, pods, NEW, 10) == answer
+    assert ready(status, pods, NEW) == answer
 
 
 def restarted(where: str, restarts: int, code: int = 1) -> dict[str, Any]:

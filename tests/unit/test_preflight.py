@@ -318,7 +318,7 @@ class Cluster(FakeApi):
 
 def test_valid_service_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Api, "connect", pytest.fail)
-    assert check_service({"canary_percent": 5}, "") == "", "without access to the cluster"
+    assert check_service({"canary_requests": 5}, "") == "", "without access to the cluster"
     for existing in ({}, {SHOP: OF_OURS}):
         monkeypatch.setattr(Api, "connect", lambda objects=existing: Cluster({**SERVED, **objects}))
         assert check_service({"service": "shop"}, "gs://models/exports") == "shop"

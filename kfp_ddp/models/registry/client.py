@@ -1,7 +1,12 @@
 """Client of Kubeflow Model Registry; all calls are idempotent.
 
-The library's class `ModelRegistry` cannot complete an interrupted registration, sends the token of
-the pod's account over http, and refuses https without a token, so this uses the client below it.
+This uses the client below the library's class `ModelRegistry`, because in 0.3.18 that class
+
+- cannot complete a version whose artifact is missing, after one lost answer: `register_model` then
+  refuses the version, and no other method creates an artifact;
+- gives artifacts no state, and has no timeout nor retry;
+- sends the token of the pod's account over http, and refuses https without a token;
+- adds a port behind the path of an address, and does not know the API of servers up to 0.3.8.
 """
 
 import asyncio
@@ -97,12 +102,19 @@ def record_of(where: Store, name: str, version: str) -> RegisteredVersion:
         format=model_format,
         description=f"{result.model}, {result.accuracy:.2%} of {result.samples:,} images correct",
         run_id=str(lineage.get("run_id") or ""),
-        properties={
-            key: value if isinstance(value, Value) else json.dumps(value, sort_keys=True)
-            for key, value in properties.items()
-            if value not in (None, "")
-        },
+        properties=_as_values(properties),
     )
+
+
+def _as_values(properties: Mapping[str, Any]) -> dict[str, Value]:
+    """Return properties as the registry takes them, without empty ones; others become JSON."""
+    values: dict[str, Value] = {}
+    for key, value in properties.items():
+        if isinstance(value, Value):
+            values[key] = value
+        elif value is not None:
+            values[key] = json.dumps(value, sort_keys=True)
+    return {key: value for key, value in values.items() if value != ""}
 
 
 def _served(bundle: Bundle, name: str) -> tuple[str, str]:
@@ -136,11 +148,18 @@ PAUSE = 0.5
 """Seconds before the first retry; doubles with each."""
 ANSWER = 30.0
 """Timeout of one attempt in seconds."""
-STAGE, CHAMPION = "stage", "champion"
-CANDIDATE, FORMER, ARCHIVED = "candidate", "former", "archived"
+STAGE = "stage"
+"""Property of a version."""
+CHAMPION = "champion"
+"""Stage of a version, and property of the model with the version."""
+CANDIDATE = "candidate"
+FORMER = "former"
+ARCHIVED = "archived"
 PAGE = 100
-API, OLDER_API = "/v1/", "/v1alpha3/"
-"""The client uses the first; servers up to 0.3.8 have only the second, with the same requests."""
+API = "/v1/"
+"""The API in the paths of the client's requests."""
+OLDER_API = "/v1alpha3/"
+"""The API of servers up to 0.3.8, with the same requests."""
 _TOKEN_FILE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105
 _POD_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -169,7 +188,8 @@ class Registry:
 
     def agree(self, where: Store, model: str) -> None:
         """Set the stages of versions with bundles here by CHAMPION, registered if it is missing."""
-        uri, champion = f"{where.uri}/{model}", read_pointer(where, model)
+        uri = f"{where.uri}/{model}"
+        champion = read_pointer(where, model)
         existing = set(list_versions(where, model).get(model, []))
 
         def update(api: Api) -> Awaitable[bool]:
@@ -254,7 +274,8 @@ class Registry:
         import aiohttp
         from mr_openapi.exceptions import ApiException, OpenApiException
 
-        until, pause = time.monotonic() + (PATIENCE if patience is None else patience), PAUSE
+        until = time.monotonic() + (PATIENCE if patience is None else patience)
+        pause = PAUSE
         while True:
             try:
                 return asyncio.run(asyncio.wait_for(self._connected(call), ANSWER))
@@ -263,7 +284,8 @@ class Registry:
                     self._api = OLDER_API
                     print(f"the registry {self.address} has the API v1alpha3", flush=True)
                     continue
-                if not 500 <= (error.status or 0) <= 599 or time.monotonic() + pause > until:
+                is_temporary = 500 <= (error.status or 0) <= 599
+                if not is_temporary or time.monotonic() + pause > until:
                     raise self._refused(what, error) from None
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 if time.monotonic() + pause > until:
@@ -313,14 +335,14 @@ def registry_of(settings: Registering) -> Registry | None:
     """Return the registry of the settings, None for none; InputError without token or library."""
     if not settings.registry:
         return None
+    token = ""
     if settings.registry_token:
         token = needed_secret(settings.registry_token, "registry_token")
-    else:  # that of the pod's service account, for https only
-        file = os.environ.get(_TOKEN_FILE) or _POD_TOKEN
-        own = file if settings.registry.startswith("https://") else os.devnull
-        token = ""
+    elif settings.registry.startswith("https://"):
+        # The token of the pod's service account: over http anyone on the way could read it.
         with suppress(OSError, ValueError):
-            token = Path(own).read_text(encoding="utf-8").strip()
+            file = os.environ.get(_TOKEN_FILE) or _POD_TOKEN
+            token = Path(file).read_text(encoding="utf-8").strip()
     return Registry(settings.registry, token, settings.registry_author)
 
 
@@ -338,13 +360,11 @@ async def _update(
     api: Api, version: "ModelVersion", properties: Mapping[str, Value], state: Any = None
 ) -> None:
     """Add properties to a version and set its state, if it differs."""
-    known, state = version.custom_properties or {}, state or version.state
-    if version.state == state and all(
-        known.get(name) == value for name, value in properties.items()
-    ):
-        return
-    update = {"custom_properties": {**known, **properties}, "state": state}
-    await api.upsert_model_version(version.model_copy(update=update))
+    known = version.custom_properties or {}
+    update = {"custom_properties": {**known, **properties}, "state": state or version.state}
+    changed = version.model_copy(update=update)
+    if changed != version:
+        await api.upsert_model_version(changed)
 
 
 async def _get_or_create(

@@ -102,8 +102,7 @@ def _put(url: str, name: str, content: bytes) -> None:
     with contextlib.closing(
         boto3.client("s3", endpoint_url=url, region_name="us-east-1", **keys)
     ) as s3:
-        # The stand-in for KServe has no login.
-        s3.put_object(Bucket=bucket.MODELS, Key=name, Body=content, ACL="public-read")
+        s3.put_object(Bucket=bucket.MODELS, Key=name, Body=content)
 
 
 class DeployStep(Step):
