@@ -178,7 +178,6 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"sync": {"mirror": True}}, "sync sets mirror, which the step sets itself"),
     ({"sync": {"publish": "each-node", "delete": False}}, "sync sets delete=false"),
     ({"publish": "each-node", "sync": {"publish": "clone"}}, "sync sets publish='clone'"),
-    ({"source": "s3://bucket/ds", "sync": {"publish": "populator"}}, "populator needs gs://"),
     ({"backend": "slurm"}, "backend='slurm' is unknown"),
     ({"job": {"nodes": 2}}, "job sets nodes, which is a parameter of the form"),
     ({"batch_size": 100, "job": {"nproc_per_node": 8}}, "batch_size=100 cannot be divided"),
