@@ -16,19 +16,31 @@ MARGIN = 1.02
 """Factor of the free space, for folders and the journal."""
 
 
-def check_apart(source: str, target: Path, mirror: bool) -> None:
+def check_apart(source: str, target: Path) -> None:
     """Raise InputError if source or target contains the other, also by way of links."""
     address = canonical(source)
     if "://" in address:
         return
     read = Path(os.path.realpath(address))
-    for written in (target,) if mirror else (target / "versions", target / ".kfsync"):
+    for written in (target / "versions", target / ".kfsync"):
         real = Path(os.path.realpath(written))
         if _inside(read, real) or _inside(real, read):
             raise InputError(
                 f"source {address} and target {target} contain one another; "
                 "give a target beside the source"
             )
+
+
+def check_versioned(target: Path) -> None:
+    """Raise InputError for a folder that an earlier release filled with the files themselves."""
+    if (
+        os.path.lexists(target / ".kfsync" / "manifest.jsonl")
+        and not (target / "versions").exists()
+    ):
+        raise InputError(
+            f"{target} has files without versions, by a sync of an earlier release: give another "
+            "folder, or go on there with rclone, gcloud storage rsync or aws s3 sync"
+        )
 
 
 def _inside(path: Path, folder: Path) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
-from kfp_ddp.datasets import checks, mirror, names
+from kfp_ddp.datasets import checks, names
 from kfp_ddp.datasets.build import build, changes, confirm, repair, stage_of
 from kfp_ddp.datasets.context import Context, Watch
 from kfp_ddp.datasets.disk import locked, versions_lock, writing
@@ -49,7 +49,8 @@ def sync(
             select=Filter(options.include, options.exclude),
         ),
     )
-    checks.check_apart(source_url, target, options.mirror)
+    checks.check_apart(source_url, target)
+    checks.check_versioned(target)
     dataset = dataset_name(options.dataset, source_url)
     context = Context(source, options, retry or Retry(), watch, run_id, rule, only)
     if source.exposed:
@@ -72,9 +73,6 @@ def _attempt(context: Context, target: Path, dataset: str) -> Result:
     """List the source once and sync to that listing; raises Changed if objects change meanwhile."""
     options = context.options
     listed = _list(context, target)
-    if options.mirror:
-        digest, url = listed.listing.digest(), context.source.url
-        return mirror.update(context, target, Result(url, dataset, digest, target, listed))
     store = DatasetVersions(target)
     result = _plan(context, store, dataset, listed)
     if options.dry_run:

@@ -171,7 +171,7 @@ def test_init_container_example_runs(ground: Ground) -> None:
     command = spec["initContainers"][0]["command"]
     assert command[-2] == "gs://bucket/photos"
     command[-2] = "/usr/share/zoneinfo/Europe"  # what every image has; no bucket is in reach
-    command.insert(3, "--symlinks=follow")
+    command.insert(2, "--symlinks=follow")
     ground.core.create_namespaced_pod(ground.namespace, pod)
     name = pod["metadata"]["name"]
     assert wait_for_end(ground.grounds, name) == "Succeeded"
