@@ -8,7 +8,6 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.text import human
 from kfp_ddp.datasets.options import SyncOptions, canonical
 from kfp_ddp.datasets.pack import TarStage
-from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.storage.listing import Listing
 
@@ -95,15 +94,4 @@ def check_sizes(listing: Listing, options: SyncOptions, source: str) -> None:
         raise InputError(
             f"{source} holds {name!r} of {human(largest)}, over "
             f"the max_object_mb of {options.max_object_mb:g}; exclude it, or raise max_object_mb"
-        )
-
-
-def check_lost(result: Result, missing: Sequence[int]) -> None:
-    """Raise StorageError if a file that only the version before had is damaged or missing there."""
-    names = result.names
-    lost = [names.listing.names[i] for i in missing if names.listing.names[i] in names.kept]
-    if lost:
-        raise StorageError(
-            f"{len(lost)} files that {result.source} no longer has are damaged or gone in the "
-            f"version before, {lost[0]!r} first; put them back there, or sync with delete on"
         )

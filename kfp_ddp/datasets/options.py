@@ -58,9 +58,6 @@ class SyncOptions:
         "tar packs a version into archives of about 256 MB, members sorted by name, which training "
         "reads in large pieces: for storage that is slow with small files.",
     )
-    delete: bool = setting(
-        True, "Whether to delete files in the target that the source no longer has."
-    )
     max_delete: float = setting(
         0.5, "Refuse to lose more than this share of the files.", ge=0, le=1
     )

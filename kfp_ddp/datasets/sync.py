@@ -128,8 +128,6 @@ def _list(context: Context, target: Path) -> names.Names:
 
 def _plan(context: Context, store: DatasetVersions, dataset: str, listed: names.Names) -> Result:
     """Return the version that the target should hold; nothing is done for it yet."""
-    if not context.options.delete:
-        _keep_extras(listed, store.before(dataset), dataset, Filter((), context.options.exclude))
     layout = context.options.layout
     exact = listed.listing.digest(layout)
     url = context.source.url
@@ -158,19 +156,6 @@ def _dry_run(context: Context, store: DatasetVersions, result: Result) -> Result
     except KfpDdpError as error:
         return replace(result, refusal=str(error))
     return result
-
-
-def _keep_extras(judged: names.Names, before: Path | None, dataset: str, wanted: Filter) -> None:
-    """Add wanted files to the listing that the version before has and the source lacks."""
-    if before is None or manifest.dataset(before) != dataset:
-        return
-    listing = judged.listing
-    removed = manifest.compare(listing, manifest.rows(before / manifest.NAME)).removed
-    judged.kept = names.matching(filter(wanted.selects, removed), listing, judged.folds)
-    for row in manifest.rows(before / manifest.NAME) if judged.kept else ():
-        if row.name in judged.kept:
-            listing.add(row.name, row.size, row.crc, tag=row.token if listing.tags else "")
-    judged.listing = listing.sorted()
 
 
 def _check(context: Context, store: DatasetVersions, result: Result) -> Result:

@@ -175,7 +175,6 @@ def test_default_resources_have_no_empty_cpu(summary: SimpleNamespace) -> None:
 INVALID: list[tuple[dict[str, Any], str]] = [
     ({"source": "ftp://host/ds"}, "it begins with ftp://"),
     ({"sync": {"dataset": "Flowers"}}, "dataset is 'Flowers'"),
-    ({"sync": {"publish": "each-node", "delete": False}}, "sync sets delete=false"),
     ({"publish": "each-node", "sync": {"publish": "clone"}}, "sync sets publish='clone'"),
     ({"backend": "slurm"}, "backend='slurm' is unknown"),
     ({"job": {"nodes": 2}}, "job sets nodes, which is a parameter of the form"),

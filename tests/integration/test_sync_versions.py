@@ -20,7 +20,7 @@ from kfp_ddp.datasets.versions import DatasetVersions, leases_of
 from kfp_ddp.jobs import identity
 from kfp_ddp.storage.leases import folder_lease
 from tests.gcs_server import Bucket
-from tests.sync_runs import content, damage, fill, pretend_folding, run, small_disk, write
+from tests.sync_runs import content, fill, run, small_disk, write
 
 
 def test_max_delete_refuses_to_lose_most_of_a_dataset(tmp_path: Path) -> None:
@@ -42,51 +42,6 @@ def test_max_delete_refuses_to_lose_most_of_a_dataset(tmp_path: Path) -> None:
     sync(str(other), target, SyncOptions(dataset="another"))
     shrunk = sync(str(source), target, SyncOptions(dataset="photos", max_delete=1))
     assert len(content(shrunk.path)) == 1
-
-
-@pytest.mark.parametrize("folds", [False, True])
-def test_kept_file_gives_way_to_a_new_one(bucket: Bucket, tmp_path: Path, folds: bool) -> None:
-    alike = {"Cat.jpg", "Dogs/1.jpg", "cafe\u0301.jpg"}
-    old = (*alike, "kept.jpg", "a", "b/c", "left out")
-    new = ("cat.jpg", "dogs/2.jpg", "caf\u00e9.jpg", "a/x", "b")
-    for name in old:
-        bucket.put(f"ds/{name}", b"old")
-    listed = run(tmp_path, pack="tar").path / "_MANIFEST.jsonl"  # then not packed, and from S3
-    listed.write_text(re.sub(r'"(\w{8})","\1"', r'"an ETag","\1"', listed.read_text()))
-    bucket.objects = {}
-    for name in new:
-        bucket.put(f"ds/{name}", b"new")
-    if folds:
-        pretend_folding(tmp_path)
-    result = run(tmp_path, delete=False, max_delete=1, exclude=("left out",))
-    kept = {"kept.jpg"} if folds else {"kept.jpg", *alike}
-    assert content(result.path) == dict.fromkeys(kept, b"old") | dict.fromkeys(new, b"new")
-    assert (result.names.kept, result.downloaded) == (kept, len(new))
-
-
-def test_without_delete_a_file_is_kept_or_a_loss_named(bucket: Bucket, tmp_path: Path) -> None:
-    objects = fill(bucket)
-    first = run(tmp_path).path
-    for name in ("train/c0/0000.png", "train/c1/0001.png"):
-        del bucket.objects[f"ds/{name}"]
-    os.utime(first / "train/c0/0000.png")
-    bucket.put("ds/new", b"new")
-    second = run(tmp_path, delete=False).path
-    assert content(second) == objects | {"new": b"new"}
-    assert run(tmp_path, delete=False).unchanged
-    damage(second / "train/c1/0001.png")
-    (second / "train/c0/0000.png").unlink()
-    bucket.put("ds/newer", b"newer")
-    lost = r"1 files that gs://bucket/ds no longer has .*'train/c0/0000.png' first.*delete on"
-    with pytest.raises(StorageError, match=lost):
-        run(tmp_path, delete=False)
-    with pytest.raises(StorageError, match=lost.replace("1", "2", 1)):
-        run(tmp_path, delete=False, verify="full")
-    del bucket.objects["ds/newer"]
-    with pytest.raises(StorageError, match=lost.replace("1", "2", 1)):
-        run(tmp_path, delete=False, verify="full")
-    assert (tmp_path / "current").resolve() == second
-    assert len(content(run(tmp_path).path)) == 39
 
 
 def test_old_versions_are_collected(bucket: Bucket, tmp_path: Path) -> None:
@@ -130,12 +85,12 @@ def test_datasets_in_turns_are_compared_with_their_own(bucket: Bucket, tmp_path:
     assert first.path.is_dir()
 
 
-def test_a_new_dataset_links_files_and_keeps_no_other(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_new_dataset_links_files_and_removes_no_other(bucket: Bucket, tmp_path: Path) -> None:
     fill(bucket)
     bucket.put("other/train/c0/0000.png", bucket.objects["ds/train/c0/0000.png"].data)
     bucket.put("other/train/c1/0001.png", b"else")
     run(tmp_path)
-    result = sync("gs://bucket/other", tmp_path, SyncOptions(delete=False))
+    result = sync("gs://bucket/other", tmp_path, SyncOptions())
     assert (result.files, result.linked, result.downloaded) == (2, 1, 1)
     changes = result.changes
     assert (changes.added, changes.changed, changes.removed) == ([1], [], [])

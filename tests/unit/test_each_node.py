@@ -69,11 +69,6 @@ def test_a_source_that_is_another_by_now_is_refused(
         local_dataset(dataset, run_dir).__enter__()
 
 
-def test_options_are_those_of_any_folder() -> None:
-    with pytest.raises(InputError, match="delete=false"):
-        options_on_nodes({"delete": False})
-
-
 DEEP = f"each-node:{'[' * 100_000}"
 
 

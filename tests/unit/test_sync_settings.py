@@ -30,7 +30,7 @@ def test_the_command_line_refuses_wrong_values(flags: list[str], tmp_path: Path)
     ("flags", "wanted"),
     [
         ([], dataclasses.asdict(SyncOptions())),
-        (["--no-delete", "-n"], {"delete": False, "dry_run": True}),
+        (["-n", "--dataset", "photos"], {"dataset": "photos", "dry_run": True}),
         (["--pack", "tar", "--verify", "full"], {"pack": "tar", "verify": "full"}),
         (["--include", "a,b", "--include", "c"], {"include": ("a,b", "c")}),
         (["-j", "8", "--timeout", "3"], {"concurrency": 8, "timeout": 3.0}),
