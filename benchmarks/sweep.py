@@ -1,4 +1,4 @@
-"""Epochs of a sweep by halving, against the grid with the median stopping rule.
+"""Epochs of a sweep by halving, against the grid, whose trials all end.
 
 All try 16 settings of a tiny network on scikit-learn's digits, one after the other, in this
 process with one thread. Prerequisite: the `demo` and `sweep` extras.

@@ -325,7 +325,7 @@ def _unchanged(program: Path, folder: Path) -> dict[str, float]:
     with serve(program, folder, many=50_000) as server:
         environment = server.environment(server.plain)
         clients: dict[str, Callable[[Path], list[str]]] = {
-            "kfp-ddp sync": lambda target: ours("many", target, "--versions"),
+            "kfp-ddp sync": lambda target: ours("many", target),
             "rclone": lambda target: rclone(
                 server.plain, "many", target, "--transfers", "16", "--checkers", "16"
             ),

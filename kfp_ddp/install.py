@@ -60,7 +60,7 @@ class Installation:
     """Empty for none, also for `work_claim`."""
     work_claim: str = Requirements.work_claim
     see_nodes: bool = setting(True, "Permission to read the GPUs of nodes, for gpus_per_node=-1.")
-    copies: bool = setting(False, "Permissions for publish=clone, snapshot, populator and auto.")
+    copies: bool = setting(False, "Permissions for publish=clone, snapshot and auto.")
     divide_accounts: bool = setting(
         False, "Accounts kfp-ddp-steps, for runs, and kfp-ddp-launcher, which launches their jobs."
     )

@@ -130,7 +130,8 @@ sweep = variant(
     "sweep",
     "Sweep over settings of a training",
     "Trains with several settings, some at a time: all combinations, or drawn near the good ones. "
-    "Ends those that are behind, and evaluates, gates and exports the best like train-resnet.",
+    "With reduction_factor only the best go on. Evaluates, gates and exports the best like "
+    "train-resnet.",
     wire=_wire_sweep,
     without=("pretrained",),
     defaults={"sweep": {"space": {"learning_rate": [0.025, 0.1, 0.4]}}},

@@ -46,7 +46,7 @@ SECTIONS = {
         "gc": "Delete copies of datasets and published bundles that nobody uses.",
         "doctor": "Check that a cluster and namespace have what the components need.",
         "config": "Show the settings of this program, and the origin of each.",
-        "sync": "Download a bucket prefix to a folder: verified, resumable, incremental.",
+        "sync": "Download a bucket prefix as a version: verified, resumable, incremental.",
         "manifest": "Print the job of a launch, without creating it.",
     },
 }

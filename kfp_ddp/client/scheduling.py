@@ -1,9 +1,8 @@
 """Recurring runs in the Python API, changed without ending their runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
-from http import HTTPStatus
 from itertools import islice
 from time import sleep
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from kfp_ddp.client.run.run_info import info_of
 from kfp_ddp.client.submit import own_package, submission
 from kfp_ddp.client.submit.submission import Inputs
 from kfp_ddp.core.container_images import PUBLIC
-from kfp_ddp.core.errors import InputError, KfpDdpError, RefusedError, ServerError
+from kfp_ddp.core.errors import InputError, KfpDdpError, ServerError
 from kfp_ddp.core.secrets import check_secrets
 from kfp_ddp.core.settings import hint
 from kfp_ddp.pipelines.form import Form
@@ -231,30 +230,8 @@ def create(client: "Server", plan: SchedulePlan, experiment: str) -> "V2beta1Rec
     for known in schedules.named(schedules.list_all(client), plan.name):
         raise _exists(known)
     experiment_id = client.create_experiment(experiment).experiment_id
-    new = _send(client, replace(plan, experiment_id=experiment_id, enabled=False))
-    _check_first(client, new, or_enabled=True)
-    if plan.enabled:
-        client.enable_recurring_run(new.recurring_run_id)
-        _check_first(client, new, or_enabled=False)
+    new = _send(client, replace(plan, experiment_id=experiment_id))
     return client.get_recurring_run(new.recurring_run_id)
-
-
-def _check_first(client: "Server", new: "V2beta1RecurringRun", or_enabled: bool) -> None:
-    """Delete a new schedule again if another client created the same one before it.
-
-    Of two, at least one sees the other: each looks after it was created, paused, and again after
-    it was enabled.
-    """
-    for other in schedules.named(schedules.list_all(client), new.display_name):
-        enabled = or_enabled and state(other) == ENABLED
-        first = min(other, new, key=_age)
-        if other.recurring_run_id != new.recurring_run_id and (enabled or first is other):
-            client.delete_recurring_run(new.recurring_run_id)
-            raise _exists(other)
-
-
-def _age(schedule: "V2beta1RecurringRun") -> tuple[datetime, str]:
-    return schedule.created_at, schedule.recurring_run_id
 
 
 def _exists(schedule: "V2beta1RecurringRun") -> InputError:
@@ -270,9 +247,9 @@ def replace_by(
 ) -> "tuple[V2beta1RecurringRun, list[V2beta1RecurringRun]]":
     """Replace a schedule by a new one; both are never enabled, and no run is ended.
 
-    Of two calls at once the schedule that is created last remains: each looks after it has enabled
-    its own. Return the new one, and those that remain, paused, because of an active run.
+    Return the new one, and those that remain, paused, because of an active run.
     """
+    earlier = schedules.named(schedules.list_all(client), old.display_name)
     new = _send(client, replace(plan, enabled=False))
     try:
         if state(old) == ENABLED:
@@ -289,30 +266,15 @@ def replace_by(
                 f"kfp-ddp schedule resume {new.recurring_run_id}"
             ) from None
     remaining = []
-    for one in schedules.named(schedules.list_all(client), old.display_name):
-        identity, is_enabled = one.recurring_run_id, state(one) == ENABLED
-        earlier = identity == old.recurring_run_id or _age(one) < _age(new)
-        if identity == new.recurring_run_id or (is_enabled and not plan.enabled):
-            continue
-        if is_enabled and not earlier:
-            _if_there(client.delete_recurring_run, new)
-            raise _exists(one)
-        if is_enabled:
-            _if_there(client.disable_recurring_run, one)
-        if schedules.active_runs(client, one):
-            remaining.append(one)
-        elif earlier:
-            _if_there(client.delete_recurring_run, one)
+    for schedule in earlier:
+        identity = schedule.recurring_run_id
+        if identity != old.recurring_run_id and state(schedule) == ENABLED:
+            continue  # it only has the same name
+        if schedules.active_runs(client, schedule):
+            remaining.append(schedule)
+        else:
+            client.delete_recurring_run(identity)
     return client.get_recurring_run(new.recurring_run_id), remaining
-
-
-def _if_there(change: Callable[[str], Any], schedule: "V2beta1RecurringRun") -> None:
-    """Change a schedule, unless another client has deleted it."""
-    try:
-        change(schedule.recurring_run_id)
-    except RefusedError as error:
-        if error.status != HTTPStatus.NOT_FOUND:
-            raise
 
 
 def _check_idle(schedule: "V2beta1RecurringRun", runs: "list[V2beta1Run]") -> None:

@@ -60,8 +60,9 @@ def folder_below(
 class Folders:
     """Folders below a root, each opened once; thread-safe. See `folder_below`."""
 
-    def __init__(self, root: Path, below: str | Path = "", make: bool = False) -> None:
-        self._root, self._below, self._make = root, Path(below), make
+    def __init__(self, root: Path, below: str | Path = "") -> None:
+        self._root = root
+        self._below = Path(below)
         self._known: dict[str, contextlib.nullcontext[int]] = {}
 
     def at(self, name: str) -> contextlib.AbstractContextManager[int]:
@@ -71,9 +72,9 @@ class Folders:
     def _open(self, name: str) -> contextlib.AbstractContextManager[int]:
         if name:
             with self.at("") as top:
-                opened = _walk(top, name.split("/"), self._make, self._root / self._below)
+                opened = _walk(top, name.split("/"), self._root / self._below)
         else:
-            opened = _open_folder(self._root, self._below, self._make)
+            opened = _open_folder(self._root, self._below)
         if len(self._known) < _KEPT_OPEN:
             cached = contextlib.nullcontext(opened)
             if self._known.setdefault(name, cached) is cached:
@@ -95,14 +96,14 @@ def closing_descriptor(descriptor: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _open_folder(root: Path, name: str | Path, make: bool) -> int:
+def _open_folder(root: Path, name: str | Path, make: bool = False) -> int:
     if Path(name).is_absolute():
         raise ValueError(f"{name!s} is not a folder below {root}")
     with closing_descriptor(os.open(root, _FOLDER)) as top:
-        return _walk(top, Path(name).parts, make, Path(root))
+        return _walk(top, Path(name).parts, Path(root), make)
 
 
-def _walk(top: int, parts: Sequence[str], make: bool, root: Path) -> int:
+def _walk(top: int, parts: Sequence[str], root: Path, make: bool = False) -> int:
     """Return a new descriptor of the folder with this path below an open one."""
     if ".." in parts:
         raise ValueError(f"{'/'.join(parts)} is not a folder below {root}")

@@ -21,7 +21,7 @@ from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.versions import leases_of
 from kfp_ddp.storage import leases, manifest
 
-OF_ONE_FOLDER = ("delete", "dry_run", "max_delete", "verify")
+OF_ONE_FOLDER = ("dry_run", "max_delete", "verify")
 """Options about earlier content of a folder, which differs from node to node."""
 
 
@@ -52,12 +52,7 @@ class EachNode:
 
 
 def options_on_nodes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for a sync by each node; InputError if the results would differ."""
-    if options.get("delete") is False:
-        raise InputError(
-            "sync sets delete=false, which keeps what a folder had before: with publish=each-node "
-            "each node has a folder of its own; leave it out"
-        )
+    """Return the options for a sync by each node."""
     shared = {name: value for name, value in options.items() if name not in OF_ONE_FOLDER}
     return {**shared, "max_delete": 1.0}
 

@@ -8,7 +8,6 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.text import human
 from kfp_ddp.datasets.options import SyncOptions, canonical
 from kfp_ddp.datasets.pack import TarStage
-from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.storage.listing import Listing
 
@@ -16,19 +15,31 @@ MARGIN = 1.02
 """Factor of the free space, for folders and the journal."""
 
 
-def check_apart(source: str, target: Path, mirror: bool) -> None:
+def check_apart(source: str, target: Path) -> None:
     """Raise InputError if source or target contains the other, also by way of links."""
     address = canonical(source)
     if "://" in address:
         return
     read = Path(os.path.realpath(address))
-    for written in (target,) if mirror else (target / "versions", target / ".kfsync"):
+    for written in (target / "versions", target / ".kfsync"):
         real = Path(os.path.realpath(written))
         if _inside(read, real) or _inside(real, read):
             raise InputError(
                 f"source {address} and target {target} contain one another; "
                 "give a target beside the source"
             )
+
+
+def check_versioned(target: Path) -> None:
+    """Raise InputError for a folder that an earlier release filled with the files themselves."""
+    if (
+        os.path.lexists(target / ".kfsync" / "manifest.jsonl")
+        and not (target / "versions").exists()
+    ):
+        raise InputError(
+            f"{target} has files without versions, by a sync of an earlier release: give another "
+            "folder, or go on there with rclone, gcloud storage rsync or aws s3 sync"
+        )
 
 
 def _inside(path: Path, folder: Path) -> bool:
@@ -83,15 +94,4 @@ def check_sizes(listing: Listing, options: SyncOptions, source: str) -> None:
         raise InputError(
             f"{source} holds {name!r} of {human(largest)}, over "
             f"the max_object_mb of {options.max_object_mb:g}; exclude it, or raise max_object_mb"
-        )
-
-
-def check_lost(result: Result, missing: Sequence[int]) -> None:
-    """Raise StorageError if a file that only the version before had is damaged or missing there."""
-    names = result.names
-    lost = [names.listing.names[i] for i in missing if names.listing.names[i] in names.kept]
-    if lost:
-        raise StorageError(
-            f"{len(lost)} files that {result.source} no longer has are damaged or gone in the "
-            f"version before, {lost[0]!r} first; put them back there, or sync with delete on"
         )

@@ -51,14 +51,6 @@ def writing(target: Path) -> contextlib.AbstractContextManager[None]:
     return errors.writing(target, f"free space there, or make it writable for {user}")
 
 
-def unreadable(path: Path, error: OSError) -> StorageError:
-    """Return the error for a file of the target that cannot be read."""
-    return StorageError(
-        f"cannot read {path} as uid {os.geteuid()}: {error.strerror or error}; make it readable "
-        "for this uid, exclude it (as folder/**), or sync without delete"
-    )
-
-
 def plain_folder(root: Path, path: Path) -> None:
     """Create a folder below `root` (0755, no link) unless it exists; raises StorageError."""
     with writing(path):
@@ -66,12 +58,9 @@ def plain_folder(root: Path, path: Path) -> None:
             with folder_below(root, path.relative_to(root), make=True):
                 pass
         except NotADirectoryError as error:
-            raise no_folder(Path(error.filename)) from None
-
-
-def no_folder(path: Path) -> StorageError:
-    """Return the error for a link or file in place of a folder."""
-    return StorageError(f"{path} is a link or a file where a folder must be; remove it")
+            raise StorageError(
+                f"{error.filename} is a link or a file where a folder must be; remove it"
+            ) from None
 
 
 def remove(name: str, folder: int) -> None:

@@ -34,10 +34,6 @@ class Names:
     listing: Listing
     skipped: list[tuple[str, str]] = field(default_factory=list)
     encoded: dict[str, str] = field(default_factory=dict)
-    kept: set[str] = field(default_factory=set)
-    """Files that only the version before has, without deletion."""
-    folds: bool = False
-    """Whether the target's file system folds names; see `folds_names`."""
 
 
 def apply(listing: Listing, policy: str, folds: bool = False, exclude: Sequence[str] = ()) -> Names:
@@ -57,7 +53,7 @@ def apply(listing: Listing, policy: str, folds: bool = False, exclude: Sequence[
         else:
             taken.add_file(name)
     if not bad:
-        return Names(listing, folds=folds)
+        return Names(listing)
     if policy == "error":
         shown = "; ".join(f"{listing.names[i]!r} ({bad[i]})" for i in sorted(bad)[:5])
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
@@ -67,7 +63,7 @@ def apply(listing: Listing, policy: str, folds: bool = False, exclude: Sequence[
         )
     if policy == "skip":
         selected = listing.take([i for i in range(len(listing)) if i not in bad])
-        return Names(selected, [(listing.names[i], bad[i]) for i in sorted(bad)], folds=folds)
+        return Names(selected, [(listing.names[i], bad[i]) for i in sorted(bad)])
     encoded = _encode(listing, bad, folds)
     encoded.listing = Filter((), exclude).select(encoded.listing)
     return encoded
@@ -160,12 +156,6 @@ def _folds(folder: int, number: str) -> bool:
     return any(_exists(name % number, folder) for name in _LOOKALIKES)
 
 
-def matching(names: Iterable[str], listing: Listing, folds: bool = False) -> set[str]:
-    """Return the names that can be files beside those of a listing; `folds` is as for `apply`."""
-    taken = _Taken(folds, listing.names, listing.names)
-    return {name for name in sorted(names) if taken.accept(name)}
-
-
 def _unusable(name: str, size: int, folds: bool) -> str:
     """Return why the name is invalid on this file system; '' if it is valid."""
     reserved = folds and fold(name.partition("/")[0]) in _FOLDED_RESERVED
@@ -234,7 +224,7 @@ def _encode(listing: Listing, bad: dict[int, str], folds: bool) -> Names:
         target = next(filter(taken.accept, _candidates(name)))
         names[index], origins[target], encoded[name] = target, name, target
     result = replace(listing, names=names, origins=origins)
-    return Names(result.sorted(), [], encoded, folds=folds)
+    return Names(result.sorted(), [], encoded)
 
 
 def _candidates(name: str) -> Iterator[str]:

@@ -32,11 +32,6 @@ class SyncOptions:
         "Name of the dataset, at most 40 lower-case letters, digits and dashes; empty for the last "
         "part of the source with a hash of it.",
     )
-    mirror: bool = setting(
-        False,
-        "Write the files themselves to the target, as people expect of a command line, and no "
-        "versions.",
-    )
     include: tuple[str, ...] = setting(
         (),
         "Globs of the names to take, all without a value. * stops at a slash, ** does not; a "
@@ -62,9 +57,6 @@ class SyncOptions:
         "none",
         "tar packs a version into archives of about 256 MB, members sorted by name, which training "
         "reads in large pieces: for storage that is slow with small files.",
-    )
-    delete: bool = setting(
-        True, "Whether to delete files in the target that the source no longer has."
     )
     max_delete: float = setting(
         0.5, "Refuse to lose more than this share of the files.", ge=0, le=1
@@ -95,10 +87,6 @@ class SyncOptions:
         ge=0,
     )
     timeout: float = setting(30.0, "Read timeout in seconds.", ge=0.01)
-
-    def __post_init__(self) -> None:
-        if self.mirror and self.pack != "none":
-            raise InputError("pack=tar makes versions; leave mirroring off to use it")
 
     @property
     def layout(self) -> str:

@@ -13,7 +13,7 @@ from kfp_ddp.training.spec.config import TrainConfig
 
 
 class _Model(Settings):
-    set_by_step: ClassVar[frozenset[str]] = frozenset({"dataset", "mirror"})
+    set_by_step: ClassVar[frozenset[str]] = frozenset({"dataset"})
 
     @field_validator("*", mode="before")
     @classmethod

@@ -26,7 +26,9 @@ from kfp_ddp.datasets.disk import (
 from kfp_ddp.storage.listing import Listing, content_hash, expected_digest, folders_of
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_READABLE, _WRITABLE = 0o444, 0o222
+_READABLE = 0o444
+"""Mode of the files: versions share them, so a program that writes in place would change all."""
+_WRITABLE = 0o222
 FICLONE = 0x40049409
 """ioctl of Linux, from linux/fs.h: Btrfs, XFS, ZFS and others share blocks until one is written."""
 _BATCH = 64
@@ -113,9 +115,6 @@ def _boot() -> str:
 class FileStage:
     """One file per object, below `<folder>/tree`, and a journal of the verified ones."""
 
-    mode = _READABLE
-    """Of the files: versions share them, so a program that writes in place would change all."""
-
     def __init__(self, folder: Path, listing: Listing, root: Path | None = None) -> None:
         """Create a stage in `folder`; no link is followed below `root` (default: its parent)."""
         self.folder, self.tree = folder, folder / "tree"
@@ -169,7 +168,7 @@ class FileStage:
         """Write a complete, verified body; safe to call from any thread, as are the next three."""
         within, _, name = self.listing.names[index].rpartition("/")
         with writing(self.path(index)), self.folders.at(within) as folder:
-            descriptor = os.open(name, _FLAGS, self.mode, dir_fd=folder)
+            descriptor = os.open(name, _FLAGS, _READABLE, dir_fd=folder)
             with closing_descriptor(descriptor):
                 try:
                     if data and os.write(descriptor, data) != len(data):
@@ -184,7 +183,7 @@ class FileStage:
         within, _, name = self.listing.names[index].rpartition("/")
         crc = self.listing.crcs[index]
         with self.folders.at(within) as folder:
-            descriptor = os.open(name, _FLAGS, self.mode, dir_fd=folder)
+            descriptor = os.open(name, _FLAGS, _READABLE, dir_fd=folder)
             try:
                 fcntl.ioctl(descriptor, FICLONE, source)
                 good = has_content(name, folder, self.listing.token(index), crc)
@@ -201,7 +200,7 @@ class FileStage:
         """Open a file for a large body; return its descriptor and the offset of the body in it."""
         with writing(self.folder / "parts" / str(index)), self._parts.at("") as parts:
             remove(str(index), parts)
-            return os.open(str(index), _FLAGS, self.mode, dir_fd=parts), 0
+            return os.open(str(index), _FLAGS, _READABLE, dir_fd=parts), 0
 
     def finish(self, index: int, descriptor: int, crc: int) -> None:
         """Publish a verified large body in the stage; closes the descriptor."""
@@ -232,7 +231,7 @@ class FileStage:
                 os.link(name, name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
                 if status.st_mode & _WRITABLE:  # by fsGroup, or an earlier release
                     with contextlib.suppress(OSError), open(open_plain(name, folder)) as file:
-                        os.fchmod(file.fileno(), self.mode)
+                        os.fchmod(file.fileno(), _READABLE)
         except OSError:  # also on a file system without hard links, or with too many of a file
             return False
         self.mtimes[index] = status.st_mtime_ns
@@ -268,7 +267,7 @@ class FileStage:
         """Fix the mode, and write the file to the journal."""
         status = os.fstat(descriptor)
         if status.st_mode & _READABLE != _READABLE:  # the umask was strict
-            os.fchmod(descriptor, self.mode)
+            os.fchmod(descriptor, _READABLE)
         self.note(index, crc, status.st_mtime_ns, status.st_ino)
 
     def note(self, index: int, crc: int, mtime_ns: int, inode: int) -> None:

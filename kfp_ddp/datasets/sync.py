@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
-from kfp_ddp.datasets import checks, mirror, names
+from kfp_ddp.datasets import checks, names
 from kfp_ddp.datasets.build import build, changes, confirm, repair, stage_of
 from kfp_ddp.datasets.context import Context, Watch
 from kfp_ddp.datasets.disk import locked, versions_lock, writing
@@ -49,7 +49,8 @@ def sync(
             select=Filter(options.include, options.exclude),
         ),
     )
-    checks.check_apart(source_url, target, options.mirror)
+    checks.check_apart(source_url, target)
+    checks.check_versioned(target)
     dataset = dataset_name(options.dataset, source_url)
     context = Context(source, options, retry or Retry(), watch, run_id, rule, only)
     if source.exposed:
@@ -72,9 +73,6 @@ def _attempt(context: Context, target: Path, dataset: str) -> Result:
     """List the source once and sync to that listing; raises Changed if objects change meanwhile."""
     options = context.options
     listed = _list(context, target)
-    if options.mirror:
-        digest, url = listed.listing.digest(), context.source.url
-        return mirror.update(context, target, Result(url, dataset, digest, target, listed))
     store = DatasetVersions(target)
     result = _plan(context, store, dataset, listed)
     if options.dry_run:
@@ -130,8 +128,6 @@ def _list(context: Context, target: Path) -> names.Names:
 
 def _plan(context: Context, store: DatasetVersions, dataset: str, listed: names.Names) -> Result:
     """Return the version that the target should hold; nothing is done for it yet."""
-    if not context.options.delete:
-        _keep_extras(listed, store.before(dataset), dataset, Filter((), context.options.exclude))
     layout = context.options.layout
     exact = listed.listing.digest(layout)
     url = context.source.url
@@ -160,19 +156,6 @@ def _dry_run(context: Context, store: DatasetVersions, result: Result) -> Result
     except KfpDdpError as error:
         return replace(result, refusal=str(error))
     return result
-
-
-def _keep_extras(judged: names.Names, before: Path | None, dataset: str, wanted: Filter) -> None:
-    """Add wanted files to the listing that the version before has and the source lacks."""
-    if before is None or manifest.dataset(before) != dataset:
-        return
-    listing = judged.listing
-    removed = manifest.compare(listing, manifest.rows(before / manifest.NAME)).removed
-    judged.kept = names.matching(filter(wanted.selects, removed), listing, judged.folds)
-    for row in manifest.rows(before / manifest.NAME) if judged.kept else ():
-        if row.name in judged.kept:
-            listing.add(row.name, row.size, row.crc, tag=row.token if listing.tags else "")
-    judged.listing = listing.sorted()
 
 
 def _check(context: Context, store: DatasetVersions, result: Result) -> Result:

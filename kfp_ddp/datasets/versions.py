@@ -72,14 +72,12 @@ class DatasetVersions:
         """Return the time of the last use, in nanoseconds; raises OSError if it is removed."""
         return os.lstat(version / manifest.SUCCESS).st_mtime_ns
 
-    def prepare(self, versions: bool = True) -> None:
-        """Create the work area, and the folder of the `versions`; raises StorageError."""
+    def prepare(self) -> None:
+        """Create the work area, and the folder of the versions; raises StorageError."""
         with writing(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
-        for path in (self.work / "building", self.work / "trash"):
+        for path in (self.work / "building", self.work / "trash", self.versions):
             plain_folder(self.root, path)
-        if versions:
-            plain_folder(self.root, self.versions)
         with writing(self.work):
             if not os.access(self.work, os.W_OK | os.X_OK, effective_ids=True):
                 raise PermissionError(errno.EACCES, "Permission denied")

@@ -117,7 +117,7 @@ class DatasetSettings(Settings):
     claim: str = Field("kfp-ddp-data", pattern=OBJECT)
     """PVC for the versions of the dataset."""
     publish: Strategy = "in-place"
-    """How workers get the data: in-place, from the PVC itself; clone, snapshot or populator, from a
+    """How workers get the data: in-place, from the PVC itself; clone or snapshot, from a
     ReadOnlyMany copy; each-node, downloaded by each pod to its own folder; auto, the best that is
     known to work; none."""
 

@@ -9,7 +9,6 @@ from typing import Any
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
 from kfp_ddp.core.settings import rename, split
-from kfp_ddp.datasets.access import options_on_nodes
 from kfp_ddp.datasets.options import dataset_name
 from kfp_ddp.datasets.settings import options_of
 from kfp_ddp.datasets.volume.request import check_strategy
@@ -162,7 +161,6 @@ def _dataset(parameters: Parameters, publish: str) -> tuple[DatasetSettings, dic
     if options.dry_run:
         raise InputError("sync sets dry_run, which syncs nothing to train on; leave it out")
     if dataset.publish == "each-node":
-        options_on_nodes(sync)
         sync["dry_run"] = True  # the step only lists; each pod downloads
     return dataset, sync
 

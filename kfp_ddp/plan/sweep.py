@@ -53,9 +53,6 @@ class Sweep(Settings):
     training starts; 0: no limit."""
     max_minutes: float = Field(0.0, ge=0)
     """Minutes after which no other training starts; 0: no limit."""
-    stop_behind_epochs: int = Field(1, ge=0)
-    """From this epoch on, a trial ends when its best accuracy is below the median of the others at
-    that epoch; 0: never. With reduction_factor only if it is set."""
     recipe: RecipeName = "none"
     """Recipe of the trainings."""
     rates: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -81,9 +78,7 @@ class Sweep(Settings):
 
     def under(self, optimizer: str) -> dict[str, Any]:
         """Return the defaults of a trial with this optimizer."""
-        halves = self.reduction_factor and "stop_behind_epochs" not in self.model_fields_set
-        stop = {} if halves else {"stop_behind_epochs": self.stop_behind_epochs}
-        return {**stop, **self.rates.get(optimizer, {})}
+        return dict(self.rates.get(optimizer, {}))
 
     def rungs(self, epochs: int) -> list[int]:
         """Return the epochs at which a training of `epochs` is compared; its last one included."""

@@ -176,15 +176,25 @@ def test_copy_waits_until_the_volume_is_detached(ground: Ground) -> None:
     assert "(no right to list volumeattachments" in publish(ground.stock, unseen).notes[0]
 
 
-def test_foreign_pvc_is_not_changed(ground: Ground) -> None:
+@pytest.mark.parametrize(
+    ("digit", "notes", "why"),
+    [
+        ("4", {}, "is not a ReadOnlyMany claim of this digest"),
+        ("5", {"kfp-ddp.dev/strategy": "populator"}, "lays its files out in another way"),
+    ],
+    ids=["of others", "of an earlier release"],
+)
+def test_foreign_pvc_is_not_changed(
+    ground: Ground, digit: str, notes: dict[str, str], why: str
+) -> None:
     staging = ground.staging("standard")
     body = {
-        "metadata": {"name": "ds-digits-444444444444"},
+        "metadata": {"name": f"ds-digits-{digit * 12}", "annotations": notes},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": SIZE}}},
     }
     ground.core.create_namespaced_persistent_volume_claim(ground.namespace, body)
-    with pytest.raises(StorageError, match="is not a ReadOnlyMany claim of this digest"):
-        publish(ground.stock, request(staging, "4" * 64, publish="clone"))
+    with pytest.raises(StorageError, match=why):
+        publish(ground.stock, request(staging, digit * 64, publish="clone"))
 
 
 def test_missing_pvc_is_an_error_of_one_line(ground: Ground) -> None:

@@ -13,27 +13,17 @@ from kubernetes import client
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.datasets.volume import publish as publishing
 from kfp_ddp.datasets.volume.cluster import (
-    GCP_SOURCES,
     SNAPSHOT_CLASSES,
     SNAPSHOTS,
-    create_unless_exists,
 )
 from kfp_ddp.datasets.volume.publish import collect, publish
-from kfp_ddp.k8s.api import Api, Refused
+from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import until, wait_for_end
 from tests.e2e.harness.programs import kubectl
 from tests.e2e.harness.volumes import Ground, ground, request
-from tests.e2e.harness.workflow import define_kind
 
 __all__ = ["ground"]
 STORAGE = Path(__file__).parents[2] / "deploy" / "storage"
-COMPONENT = """
-from types import SimpleNamespace
-from kfp_ddp.components.dataset_volume.component import dataset_volume
-report = SimpleNamespace(path="/tmp/report.md", metadata={{}})
-done = dataset_volume.python_func(volume_report=report, **{inputs})
-print(done.claim, done.path)
-"""
 
 
 def test_failing_snapshot_is_removed(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,17 +142,6 @@ def applied(ground: Ground, folder: Path) -> Iterator[None]:
         kubectl("delete", "-k", str(folder), "--wait=false")
 
 
-@contextlib.contextmanager
-def populator_api(api: client.ApiClient) -> Iterator[None]:
-    """The API of GKE's volume populator, with nothing behind it."""
-    name = define_kind(api, "datalayer.gke.io/v1", "GCPDataSource")
-    try:
-        until(lambda: _served(Api(api, "default")), "the new API")
-        yield
-    finally:
-        client.ApiextensionsV1Api(api).delete_custom_resource_definition(name)
-
-
 def test_account_of_a_profile_can_do_all_with_deploy(ground: Ground, tmp_path: Path) -> None:
     editor = ground.account_with(name="default-editor")
     staging = ground.staging("standard")
@@ -185,32 +164,6 @@ def test_account_of_a_profile_can_do_all_with_deploy(ground: Ground, tmp_path: P
         publish(editor, auto)
 
 
-def test_populator_creates_the_objects_of_the_gke_docs(ground: Ground, tmp_path: Path) -> None:
-    """From the component's own inputs, in a pod, as a step of a pipeline."""
-    source = "gs://bucket/ds"
-    inputs = {
-        "dataset": "digits", "digest": "7" * 64, "path": "/data/versions/777777777777",
-        "claim": ground.staging("late"), "publish": "populator", "source": source,
-        "options": {"populator_account": "reader"},
-    }  # fmt: skip
-    demand = request(str(inputs["claim"]), "7" * 64, publish="populator", source=source)
-    with pytest.raises(StorageError, match=r"no right to create gcpdatasources .*deploy/storage"):
-        publish(ground.stock, demand)
-    with populator_api(ground.api), applied(ground, tmp_path):
-        name = "ds-digits-777777777777"
-        assert ground.run(COMPONENT.format(inputs=inputs)).endswith(f"{name} /data")
-        source_object = ground.admin.get(GCP_SOURCES, name)
-        assert source_object is not None
-        assert source_object["spec"]["cloudStorage"] == {
-            "uri": "gs://bucket/ds/", "serviceAccountName": "reader",
-        }  # fmt: skip
-        claim = ground.claim(name)
-        assert claim.spec.access_modes == ["ReadOnlyMany"]
-        assert claim.spec.data_source_ref.kind == "GCPDataSource"
-        assert claim.metadata.annotations["kfp-ddp.dev/source"] == source
-        ground.core.delete_namespaced_persistent_volume_claim(name, ground.namespace)
-
-
 def test_init_container_example_runs(ground: Ground) -> None:
     (pod,) = yaml.safe_load_all((STORAGE / "init-container.yaml").read_text())
     spec = pod["spec"]
@@ -218,7 +171,7 @@ def test_init_container_example_runs(ground: Ground) -> None:
     command = spec["initContainers"][0]["command"]
     assert command[-2] == "gs://bucket/photos"
     command[-2] = "/usr/share/zoneinfo/Europe"  # what every image has; no bucket is in reach
-    command.insert(3, "--symlinks=follow")
+    command.insert(2, "--symlinks=follow")
     ground.core.create_namespaced_pod(ground.namespace, pod)
     name = pod["metadata"]["name"]
     assert wait_for_end(ground.grounds, name) == "Succeeded"
@@ -247,12 +200,3 @@ def _resource(document: dict[str, Any], namespace: str) -> str:
     cluster_wide = kind.startswith("Cluster") or kind == "VolumeSnapshotClass"
     place = "" if cluster_wide else f"/namespaces/{namespace}"
     return f"/{'apis' if '/' in version else 'api'}/{version}{place}/{plural}"
-
-
-def _served(admin: Api) -> bool:
-    try:
-        kind = {"apiVersion": "datalayer.gke.io/v1", "kind": "GCPDataSource"}
-        create_unless_exists(admin, GCP_SOURCES, {**kind, "metadata": {"name": "probe"}})
-    except Refused:
-        return False
-    return True

@@ -1,18 +1,12 @@
 """`kfp-ddp schedule replace` and `delete` end no run."""
 
-import dataclasses
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from kfp_ddp.client import scheduling
-from kfp_ddp.client.kfp import schedules
-from kfp_ddp.client.kfp.connection import open_client
-from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import KfpDdpError, RefusedError, ServerError
+from kfp_ddp.core.errors import RefusedError, ServerError
 from tests.commands import call, document, output, refused
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer
@@ -173,30 +167,6 @@ def test_no_time_after_the_end_is_listed(kfp_server: KfpServer) -> None:
     assert "is ended" in call("schedule", "show", "nightly").output
     message = refused("schedule", "replace", "nightly", "--set", "rounds=4")
     assert "end=2020-01-01T00:00:00+00:00 is in the past" in message
-
-
-def test_of_two_replaces_at_once_one_remains(kfp_server: KfpServer) -> None:
-    create()
-    both = threading.Barrier(2)
-
-    def replace(hour: int) -> int:
-        with open_client(Connection(host=kfp_server.url)) as client:
-            enable = client.enable_recurring_run
-            client.enable_recurring_run = lambda identity: (both.wait(10), enable(identity))
-            old = schedules.find(client, "nightly")
-            plan = schedules.plan_of(old, datetime.now(UTC))
-            plan = dataclasses.replace(plan, cron=f"0 0 {hour} * * *")
-            try:
-                scheduling.replace_by(client, old, plan)
-            except KfpDdpError as error:
-                return error.exit_code
-        return 0
-
-    with ThreadPoolExecutor(2) as pool:
-        codes = list(pool.map(replace, (5, 6)))
-    assert 0 in codes
-    ((_, _, status),) = stored(kfp_server)
-    assert status == "ENABLED"
 
 
 def test_replace_keeps_the_account(kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> None:

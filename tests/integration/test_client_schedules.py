@@ -1,18 +1,10 @@
 """`kfp-ddp schedule`: create, list, pause, start, on a stand-in of KFP."""
 
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from threading import Barrier
-from typing import Any
 
 import pytest
 
-from kfp_ddp.client import scheduling
-from kfp_ddp.client.kfp import schedules
-from kfp_ddp.client.kfp.connection import open_client
-from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError
 from tests.commands import call, document, output, refused
 from tests.kfp_server.server import KfpServer, serving
 from tests.schedules import COMPILED, create, new_version, stored, uploaded
@@ -136,29 +128,6 @@ def test_list_and_show_find_by_name_and_id(kfp_server: KfpServer, own: str) -> N
     assert f"there is no schedule {gone}" in refused("schedule", "show", gone)
 
 
-def test_one_of_two_wins(kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    meet, send = Barrier(2), scheduling._send
-    plan = schedules.SchedulePlan("nightly", "0 0 3 * * *", own, "", arguments={"rounds": 1})
-
-    def send_together(client: Any, plan: schedules.SchedulePlan) -> Any:
-        meet.wait(30)
-        return send(client, plan)
-
-    def attempt(_: int) -> bool:
-        with open_client(Connection(host=kfp_server.url)) as client:
-            try:
-                scheduling.create(client, plan, "x")
-            except InputError:
-                return False
-        return True
-
-    kfp_server.store.create_experiment({"display_name": "x"}, {})
-    monkeypatch.setattr(scheduling, "_send", send_together)
-    with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(attempt, range(2)))
-    assert sum(done) == len(stored(kfp_server)) <= 1
-
-
 @pytest.mark.parametrize("latest", [True, False])
 def test_run_now_uses_schedule(kfp_server: KfpServer, own: str, latest: bool) -> None:
     created = create("nightly", *(["--latest"] if latest else []))
@@ -180,7 +149,10 @@ def test_schedules_of_one_name_need_an_id(kfp_server: KfpServer) -> None:
     body = {**kfp_server.store.recurring_runs[first["id"]], "mode": "ENABLE"}
     second = kfp_server.store.create_recurring_run(body, {})["recurring_run_id"]
     assert "matches 2 schedules" in refused("schedule", "pause", "nightly")
-    output("schedule", "pause", second[:8])
+    output("schedule", "replace", second[:8], "--cron", "0 5 * * *")
+    crons = [("nightly", f"0 0 {hour} * * *", "ENABLED") for hour in (3, 5)]
+    assert stored(kfp_server) == crons, "the other one is left as it is"
+    output("schedule", "pause", [*kfp_server.store.recurring_runs][-1])
     assert "is paused" in call("schedule", "pause", "nightly").output
     assert [status for _, _, status in stored(kfp_server)] == ["DISABLED", "DISABLED"]
 

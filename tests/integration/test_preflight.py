@@ -175,10 +175,7 @@ def test_default_resources_have_no_empty_cpu(summary: SimpleNamespace) -> None:
 INVALID: list[tuple[dict[str, Any], str]] = [
     ({"source": "ftp://host/ds"}, "it begins with ftp://"),
     ({"sync": {"dataset": "Flowers"}}, "dataset is 'Flowers'"),
-    ({"sync": {"mirror": True}}, "sync sets mirror, which the step sets itself"),
-    ({"sync": {"publish": "each-node", "delete": False}}, "sync sets delete=false"),
     ({"publish": "each-node", "sync": {"publish": "clone"}}, "sync sets publish='clone'"),
-    ({"source": "s3://bucket/ds", "sync": {"publish": "populator"}}, "populator needs gs://"),
     ({"backend": "slurm"}, "backend='slurm' is unknown"),
     ({"job": {"nodes": 2}}, "job sets nodes, which is a parameter of the form"),
     ({"batch_size": 100, "job": {"nproc_per_node": 8}}, "batch_size=100 cannot be divided"),
@@ -311,16 +308,14 @@ def test_trial_settings_override_the_training(summary: SimpleNamespace) -> None:
     assert (first["learning_rate"], first["epochs"], first["momentum"]) == (0.3, 2, 0.8)
     assert (second["learning_rate"], second["epochs"], second["momentum"]) == (0.2, 9, 0.7)
     assert {trial["model"] for trial in (first, second)} == {"cifar_resnet8"}
-    assert {trial["stop_behind_epochs"] for trial in (first, second)} == {1}
     assert not {"data", "output_dir", "run_id"} & {*first, *plan.training}
-    for more, stop in (({"stop_behind_epochs": 0}, 5), ({"reduction_factor": 3}, 5)):
-        plan = check(
-            summary,
-            training={"stop_behind_epochs": 5, "batch_size": 18},  # not in the form of a sweep
-            sweep={"space": {"learning_rate": [0.1, 0.2]}, **more},
-        )
-        trial = trained(plan, {"learning_rate": 0.1})
-        assert (trial["stop_behind_epochs"], trial["batch_size"]) == (stop, 18)
+    plan = check(
+        summary,
+        training={"early_stop_epochs": 5, "batch_size": 18},  # not in the form of a sweep
+        sweep={"space": {"learning_rate": [0.1, 0.2]}},
+    )
+    trial = trained(plan, {"learning_rate": 0.1})
+    assert (trial["early_stop_epochs"], trial["batch_size"]) == (5, 18)
 
 
 def test_baked_weights_are_taken(summary: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import KfpDdpError, StorageError
-from kfp_ddp.datasets import checks, mirror
+from kfp_ddp.datasets import checks
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.sync import sync
@@ -26,7 +26,7 @@ OBJECTS = {name: name.encode() * 50 for name in ("a/x", "a/y", "a/deep/z", "b/x"
 OBJECTS |= {"b/large": bytes((1 << 20) + 1), "empty": b""}
 PLANTED = (
     *(".kfsync", "versions", "current", ".kfsync/lock", ".kfsync/handing-out", ".kfsync/leases"),
-    *(".kfsync/building", ".kfsync/trash", ".kfsync/manifest.jsonl", ".kfsync/manifest.jsonl.tmp"),
+    *(".kfsync/building", ".kfsync/trash", ".kfsync/manifest.jsonl"),
     *(".kfsync/building/{d}", ".kfsync/building/{d}/tree", ".kfsync/building/{d}/parts"),
     *(".kfsync/building/{d}/journal", ".kfsync/building/{d}/tree/a", ".kfsync/leases/{d}"),
     *(".kfsync/building/{d}/_MANIFEST.jsonl", ".kfsync/building/{d}/_SUCCESS"),
@@ -43,10 +43,9 @@ FUZZ = dict[str, Any](deadline=None, derandomize=True, suppress_health_check=lis
 
 
 def options_of(kind: str) -> dict[str, Any]:
-    """Options of a sync into versions, archives or a plain folder, which removes what it may."""
-    pack = "tar" if kind == "tar" else "none"
+    """Options of a sync into versions of files or archives, which removes what it may."""
     limits = {"max_delete": 1, "keep_versions": 1, "keep_hours": 0}
-    return {"mirror": kind == "mirror", "pack": pack, **limits}
+    return {"pack": "tar" if kind == "tar" else "none", **limits}
 
 
 def synced(source: Path, target: Path, options: dict[str, Any]) -> Result | None:
@@ -106,7 +105,7 @@ def plant(target: Path, other: Path, choose: random.Random, digests: list[str]) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["versions", "tar", "mirror"])
+@pytest.mark.parametrize("kind", ["versions", "tar"])
 @given(choose=st.randoms(use_true_random=False))
 @settings(max_examples=50, **FUZZ)
 def test_planted_links_lead_nowhere(tmp_path: Path, kind: str, choose: random.Random) -> None:
@@ -121,7 +120,6 @@ def test_planted_links_lead_nowhere(tmp_path: Path, kind: str, choose: random.Ra
         write(source, OBJECTS)
         shutil.rmtree(source / "new")
     options |= {"verify": choose.choice(["list", "quick", "full"])}
-    options |= {"delete": choose.random() < 0.7}
     copy_of_user(other, target)
     for _ in range(choose.randint(1, 3)):
         plant(target, other, choose, [first.digest[:12], second.digest[:12]])
@@ -134,23 +132,6 @@ def test_planted_links_lead_nowhere(tmp_path: Path, kind: str, choose: random.Ra
         assert not any((result.path / name).is_symlink() for name in expected)
     assert state(other) == before
     shutil.rmtree(base)
-
-
-def test_late_link_fails(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(bucket)
-    outside, target = tmp_path / "outside", tmp_path / "target"
-    outside.mkdir()
-    check = mirror._Plan.check
-
-    def plant_afterwards(self: mirror._Plan, source: str) -> None:
-        check(self, source)
-        (target / "train").mkdir()
-        (target / "train/c0").symlink_to(outside)
-
-    monkeypatch.setattr(mirror._Plan, "check", plant_afterwards)
-    with pytest.raises(StorageError, match="cannot write"):
-        run(target, mirror=True, delete=False)
-    assert list(outside.iterdir()) == []
 
 
 def damaged(data: bytes, choose: random.Random) -> bytes:
@@ -189,7 +170,7 @@ def forged(line: bytes, choose: random.Random) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["versions", "tar", "mirror"])
+@pytest.mark.parametrize("kind", ["versions", "tar"])
 @given(choose=st.randoms(use_true_random=False))
 @settings(max_examples=50, **FUZZ)
 def test_damaged_metadata_harms_nothing(tmp_path: Path, kind: str, choose: random.Random) -> None:
@@ -199,19 +180,17 @@ def test_damaged_metadata_harms_nothing(tmp_path: Path, kind: str, choose: rando
     write(source, objects)
     options = options_of(kind)
     sync(str(source), target, SyncOptions(**options), run_id="run")
-    ours = [*target.glob("versions/*/_*"), *target.glob(".kfsync/manifest.jsonl")]
-    ours += [*target.glob(".kfsync/lock"), *target.glob(".kfsync/leases/*/*")]
+    ours = [*target.glob("versions/*/_*"), *target.glob(".kfsync/lock")]
+    ours += target.glob(".kfsync/leases/*/*")
     for path in choose.sample(sorted(ours), choose.randint(1, 2)):
         path.write_bytes(damaged(path.read_bytes(), choose))
     if choose.random() < 0.5:
         objects["a/y"] = b"new"
         write(source, objects)
     options |= {"verify": choose.choice(["list", "quick", "full"])}
-    options |= {"delete": choose.random() < 0.8}
     if result := synced(source, target, options):
         files = unpacked(result.path, options["pack"])
-        assert {name: files.get(name) for name in objects} == objects
-        assert files.keys() == objects.keys() or not options["delete"]
+        assert files == objects
     shutil.rmtree(base)
 
 
@@ -253,9 +232,8 @@ def test_disk_that_fills_up_meanwhile_is_one_line_and_can_be_resumed(
         assert content(run(disk).path) == objects
 
 
-@pytest.mark.parametrize("mirror", [False, True])
 def test_disk_is_one_line_whatever_does_not_fit(
-    bucket: Bucket, tmp_path: Path, mirror: bool, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one inode more each time, another step of the protocol is the one that fails."""
     objects = fill(bucket, 4)
@@ -265,41 +243,36 @@ def test_disk_is_one_line_whatever_does_not_fit(
         folder = tmp_path / str(inodes)
         with small_disk(folder, f"size=8m,nr_inodes={inodes}") as disk:
             try:
-                run(disk, mirror=mirror)
+                run(disk)
             except StorageError as error:
                 name = Path(str(error).split()[3].rstrip(":")).name
                 refused.add("a file" if name.endswith(".png") else name)  # whichever came first
             else:
-                assert content(disk if mirror else disk / "current") == objects
+                assert content(disk / "current") == objects
                 break
             subprocess.run(["mount", "-o", "remount,nr_inodes=100", str(disk)], check=True)
-            assert content(run(disk, mirror=mirror).path) == objects
-    wanted = {"building", "journal", "a file"}
-    wanted |= {"manifest.jsonl"} if mirror else {"_MANIFEST.jsonl", "_SUCCESS"}
-    assert wanted <= refused
+            assert content(run(disk).path) == objects
+    assert {"building", "journal", "a file", "_MANIFEST.jsonl", "_SUCCESS"} <= refused
 
 
 @pytest.mark.parametrize("mask", [0o077, 0o022, 0])
-@pytest.mark.parametrize("mirror", [False, True])
-def test_modes_ignore_the_umask(bucket: Bucket, tmp_path: Path, mirror: bool, mask: int) -> None:
+def test_modes_ignore_the_umask(bucket: Bucket, tmp_path: Path, mask: int) -> None:
     """Files that versions share are read-only, also where an earlier one is not."""
     target = tmp_path / "target"
     fill(bucket, 4)
     bucket.put("ds/large", bytes(SMALL + 1))
     before = os.umask(mask)
     try:
-        version = run(target, mirror=mirror).path
-        if not mirror:
-            (version / "large").chmod(0o664)
-            bucket.put("ds/new", b"new")
-            version = run(target).path
+        (run(target).path / "large").chmod(0o664)
+        bucket.put("ds/new", b"new")
+        version = run(target).path
     finally:
         os.umask(before)
     modes = {name: (version / name).stat().st_mode & 0o777 for name in content(version)}
-    assert set(modes.values()) == {0o644 if mirror else 0o444}
+    assert set(modes.values()) == {0o444}
     own = [path for path in version.iterdir() if path.name in OWN]
-    assert {path.stat().st_mode & 0o777 for path in own} == (set() if mirror else {0o644})
-    folders = [version / "train", *(version / "train").iterdir(), *([] if mirror else [version])]
+    assert {path.stat().st_mode & 0o777 for path in own} == {0o644}
+    folders = [version / "train", *(version / "train").iterdir(), version]
     assert {path.stat().st_mode & 0o777 for path in folders} == {0o755}
 
 

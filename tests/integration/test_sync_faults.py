@@ -164,7 +164,7 @@ def test_killed_at_random_it_completes_later(bucket: Bucket, tmp_path: Path, pac
     choose = random.Random(3)
     for _ in range(4):
         served = len(bucket.gets) + choose.randint(1, 120)
-        process = start(tmp_path, "--versions", "--pack", pack, "-j", "4")
+        process = start(tmp_path, "--pack", pack, "-j", "4")
         while len(bucket.gets) < served:
             assert process.poll() is None
             time.sleep(0.001)
@@ -229,14 +229,12 @@ def test_foreign_file_read(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.M
     assert content(run(tmp_path).path) == objects
 
 
-@pytest.mark.parametrize("versions", [True, False])
-def test_two_runs_at_once_both_succeed(bucket: Bucket, tmp_path: Path, versions: bool) -> None:
+def test_two_runs_at_once_both_succeed(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill(bucket, 100)
     bucket.delay = 0.01
-    flags = ["--versions"] if versions else []
-    processes = [start(tmp_path, *flags) for _ in range(2)]
+    processes = [start(tmp_path) for _ in range(2)]
     assert [process.wait() for process in processes] == [0, 0]
-    assert content(tmp_path / "current" if versions else tmp_path) == objects
+    assert content(tmp_path / "current") == objects
     assert len(bucket.gets) == 100
 
 

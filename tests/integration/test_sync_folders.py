@@ -208,3 +208,38 @@ def test_blocks_are_shared_where_the_file_system_can(
     assert result.downloaded == 3
     assert content(result.path) == content(source)
     assert sync(str(source), tmp_path / "target", SyncOptions(verify="full")).unchanged
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "refused"),
+    [
+        *(("t/incoming", "t", False), ("t", "tt", False), ("t/incoming", "link", False)),
+        *(("t/versions", "t", True), ("t", "t/backup", True), ("t", "t", True)),
+        *(("link", "t/backup", True), ("t/versions", "link", True)),
+    ],
+)
+def test_overlapping(tmp_path: Path, source: str, target: str, refused: bool) -> None:
+    write(tmp_path, dict.fromkeys(("t/incoming/1", "t/versions/2", "t/x/3"), b"x"))
+    (tmp_path / "link").symlink_to(tmp_path / "t")
+    before = content(tmp_path)
+    options = SyncOptions(max_delete=1)
+    for prefix in ("", "file://"):
+        if not refused:
+            sync(f"{prefix}{tmp_path}/{source}", tmp_path / target, options)
+            continue
+        with pytest.raises(InputError, match=r"contain one another; give a target beside"):
+            sync(f"{prefix}{tmp_path}/{source}", tmp_path / target, options)
+        assert content(tmp_path) == before
+        assert not list(tmp_path.rglob(".kfsync"))
+
+
+def test_a_folder_of_an_earlier_release_without_versions_is_refused(
+    source: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    write(target, {"3.jpg": b"image", ".kfsync/manifest.jsonl": b"{}"})
+    with pytest.raises(InputError, match=r"has files without versions, .* rclone"):
+        sync(str(source), target, QUICK)
+    assert not (target / "versions").exists()
+    (target / "versions").mkdir()  # it was used for versions, too
+    assert content(sync(str(source), target, QUICK).path) == content(source)

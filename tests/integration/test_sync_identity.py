@@ -73,16 +73,6 @@ def test_a_forged_object_is_a_new_version(sourced: tuple[Put, Run], pack: str, v
     assert (after.downloaded, run(pack=pack, verify=verify).unchanged) == (1, True)
 
 
-@pytest.mark.parametrize("sourced", ["bucket", "folder"], indirect=True)
-@pytest.mark.parametrize("verify", ["list", "quick", "full"])
-def test_a_forged_object_is_mirrored(sourced: tuple[Put, Run], verify: str) -> None:
-    put, run = sourced
-    run(mirror=True)
-    put("a/1.png", BAD)
-    after = run(mirror=True, verify=verify)
-    assert content(after.path) == GOOD | {"a/1.png": BAD}
-
-
 @pytest.mark.parametrize(("sourced", "pack"), ALL, indirect=["sourced"])
 def test_a_forged_file_of_a_version_is_mended(sourced: tuple[Put, Run], pack: str) -> None:
     _, run = sourced
@@ -132,19 +122,6 @@ def test_what_was_forged_before_the_upgrade_is_found(
     more = {"b/new.png": b"new"} if named else {}
     assert unpacked(after.path, pack) == GOOD | {"a/1.png": BAD} | more
     assert (after.downloaded, after.digest == before.digest) == (1, False)
-
-
-def test_a_mirror_of_an_earlier_release_is_read_once(
-    bucket: Bucket, tmp_path: Path, earlier: Callable[[], None]
-) -> None:
-    bucket.put_all(GOOD)
-    run = partial(sync, "gs://bucket/ds", tmp_path, SyncOptions(mirror=True))
-    run()
-    earlier()
-    bucket.put("ds/a/1.png", BAD)
-    assert run().downloaded == 1
-    assert content(tmp_path) == GOOD | {"a/1.png": BAD}
-    assert run().unchanged
 
 
 def test_a_composite_object_is_its_generation(

@@ -69,11 +69,6 @@ def test_a_source_that_is_another_by_now_is_refused(
         local_dataset(dataset, run_dir).__enter__()
 
 
-def test_options_are_those_of_any_folder() -> None:
-    with pytest.raises(InputError, match="delete=false"):
-        options_on_nodes({"delete": False})
-
-
 DEEP = f"each-node:{'[' * 100_000}"
 
 
@@ -121,7 +116,6 @@ def test_on_each_node_there_is_an_address_of_what_to_bring(tmp_path: Path) -> No
         ({"dataset": ""}, "dataset='' cannot be used: it should be at most 40 lower-case letters"),
         ({"digest": "5" * 63}, "cannot be used: it should be the digest that data_sync returned"),
         ({"publish": "nonsense"}, "publish='nonsense' is unknown: it is one of auto, in-place"),
-        ({"publish": "populator"}, "source is ''; the populator needs gs://bucket/prefix"),
         ({"options": {"keep_claim": 1}}, "options has no setting 'keep_claim'; did you mean"),
     ],
 )

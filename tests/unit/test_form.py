@@ -64,7 +64,7 @@ def test_names_of_a_table_are_excluded(tmp_path: Path) -> None:
     for name in ("val/cat/1.jpg", "val/cat/2.jpg"):
         write(tmp_path / "source" / name, name)
     output("sync", tmp_path / "source", tmp_path / "copy", "--exclude", f"@{table}")
-    assert [path.name for path in (tmp_path / "copy").glob("val/cat/*")] == ["2.jpg"]
+    assert [path.name for path in (tmp_path / "copy/current").glob("val/cat/*")] == ["2.jpg"]
     rows = "".join(f"{number}.jpg\n" for number in range(1001))
     for content in ("", "name\n1.jpg\n", f"path\n{rows}"):
         table = table.replace(table.with_suffix(".txt" if content else ".csv"))

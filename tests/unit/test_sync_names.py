@@ -235,21 +235,6 @@ def test_any_names_become_valid_files(policy: str, folds: bool, objects: dict[st
     assert names.apply(shuffled, policy, folds).listing.names == chosen.names
 
 
-@pytest.mark.parametrize(
-    ("folds", "fits"),
-    [
-        (False, {"a/d", "A", "C", "_Success", "e", "E/f", "\u00e9", "e\u0301", "g/h", "G/i"}),
-        # The first of two names that are one file is accepted.
-        (True, {"a/d", "E/f", "e\u0301", "G/i"}),
-    ],
-)
-def test_names_that_fit_beside_a_listing(folds: bool, fits: set[str]) -> None:
-    beside = listing("a/b", "c")
-    wanted = ["a/d", "c/d", "a", "e", "../f", "c", "c/", "C", "A", "_Success"]
-    wanted += ["E/f", "\u00e9", "e\u0301", "g/h", "G/i"]
-    assert names.matching(wanted, beside, folds) == fits
-
-
 PROBE = ".kfsync-probe-\u00e9a"
 
 

@@ -1,5 +1,6 @@
 """Settings and addresses of a sync."""
 
+import dataclasses
 import random
 import string
 from pathlib import Path
@@ -28,15 +29,14 @@ def test_the_command_line_refuses_wrong_values(flags: list[str], tmp_path: Path)
 @pytest.mark.parametrize(
     ("flags", "wanted"),
     [
-        ([], {"mirror": True, "verify": "quick", "delete": False}),
-        (["--delete", "--verify", "full"], {"mirror": True, "verify": "full", "delete": True}),
-        (["--versions"], {"mirror": False, "verify": "list", "delete": True}),
-        (["--versions", "--no-delete", "-n"], {"mirror": False, "delete": False, "dry_run": True}),
+        ([], dataclasses.asdict(SyncOptions())),
+        (["-n", "--dataset", "photos"], {"dataset": "photos", "dry_run": True}),
+        (["--pack", "tar", "--verify", "full"], {"pack": "tar", "verify": "full"}),
         (["--include", "a,b", "--include", "c"], {"include": ("a,b", "c")}),
         (["-j", "8", "--timeout", "3"], {"concurrency": 8, "timeout": 3.0}),
     ],
 )
-def test_a_plain_folder_has_other_defaults_than_versions(
+def test_flags_of_the_command_line_are_options(
     flags: list[str], wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[SyncOptions] = []
@@ -77,11 +77,6 @@ def test_numbers_arrive_as_floats_and_globs_as_one_text() -> None:
 def test_what_the_sync_cannot_use_is_named(given: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
         options_of("", given)
-
-
-def test_what_a_plain_folder_cannot_be_is_named() -> None:
-    with pytest.raises(InputError, match=r"^pack=tar makes versions; leave mirroring off"):
-        SyncOptions(mirror=True, pack="tar")
 
 
 @pytest.mark.parametrize(

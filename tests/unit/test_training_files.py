@@ -131,7 +131,9 @@ def test_name_that_leads_out_is_refused(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("remaining", [0, 2, 100])
 def test_folders_stay_open(tmp_path: Path, remaining: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_KEPT_OPEN", remaining)
-    folders = files.Folders(tmp_path, "below", make=True)
+    for number in range(10):
+        (tmp_path / f"below/a/{number}").mkdir(parents=True)
+    folders = files.Folders(tmp_path, "below")
 
     def look(number: int) -> None:
         name = f"a/{number % 10}"

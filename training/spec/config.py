@@ -217,9 +217,6 @@ class TrainConfig(Settings):
     early_stop_epochs: int = Field(0, ge=0)
     """Stop the training when the validation accuracy, and at the same accuracy the loss, has not
     improved for this many epochs; 0: never."""
-    stop_behind_epochs: int = Field(0, ge=0)
-    """From this epoch on, stop the training when its best accuracy is below the median of at least
-    two other trainings at the same epoch, with folders next to output_dir; 0: never."""
     max_gpu_hours: float = Field(0.0, ge=0)
     """Evaluate, save a checkpoint and end the training when all its attempts have used so many
     GPU-hours, or on CPUs hours of its ranks; 0: no limit."""

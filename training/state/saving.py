@@ -1,11 +1,9 @@
 """When a run saves a checkpoint, when it stops early, and how it resumes."""
 
-import contextlib
 import dataclasses
 import itertools
 import math
 import os
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,33 +23,6 @@ from kfp_ddp.training.spec.metrics import Metrics, read_events
 from kfp_ddp.training.spec.time_spent import cost_of
 from kfp_ddp.training.state import checkpoint
 from kfp_ddp.training.state.learner import Learner, has_separate_body
-
-ENOUGH = 2
-"""Other trainings that must have reached the epoch for a comparison."""
-
-
-def behind(output_dir: Path, epoch: int, best: float) -> str:
-    """Return why to stop by the median rule (Golovin et al. 2017) among neighbouring folders."""
-    others = sorted(output_dir.parent.glob(f"*/{RunFolder('').metrics.name}"))
-    results = [_best_by(file, epoch) for file in others if file.parent != output_dir]
-    known = [accuracy for accuracy in results if accuracy is not None]
-    if len(known) < ENOUGH or best >= (median := statistics.median(known)):
-        return ""
-    return (
-        f"after epoch {epoch} its best accuracy, {best:.2%}, is below {median:.2%}, the median of "
-        f"{len(known)} others at that epoch"
-    )
-
-
-def _best_by(metrics: Path, epoch: int) -> float | None:
-    """Return the highest accuracy up to an epoch; None if the training has not reached it."""
-    results: list[tuple[float, float]] = []
-    for event in read_events(metrics):
-        with contextlib.suppress(ValueError, LookupError, TypeError):
-            if event["event"] == "eval":
-                results.append((float(event["epoch"]), float(event["accuracy"])))
-    until = [accuracy for at, accuracy in results if at <= epoch]
-    return max(until) if until and max(at for at, _ in results) >= epoch else None
 
 
 @dataclass(frozen=True)
@@ -101,10 +72,6 @@ class Saving:
             self.best = new
         else:
             self.best = dataclasses.replace(self.best, waited=epoch - self.best.epoch)
-        first, highest = self.config.stop_behind_epochs, self.best.accuracy
-        if first and epoch >= first:
-            folder = Path(self.config.output_dir)
-            self._reason = self.world.from_first(lambda: behind(folder, epoch, highest))
         return better
 
     def limit_hours(self, over: bool) -> None:

@@ -12,7 +12,6 @@ SNAPSHOT_VERSION = "snapshot.storage.k8s.io/v1"
 CLAIMS = Resource("v1", "persistentvolumeclaims", role=ROLE)
 SNAPSHOTS = Resource(SNAPSHOT_VERSION, "volumesnapshots", role=ROLE)
 SNAPSHOT_CLASSES = Resource(SNAPSHOT_VERSION, "volumesnapshotclasses", namespaced=False, role=ROLE)
-GCP_SOURCES = Resource("datalayer.gke.io/v1", "gcpdatasources", role=ROLE)
 ATTACHMENTS = Resource("storage.k8s.io/v1", "volumeattachments", namespaced=False, role=ROLE)
 
 

@@ -1,15 +1,14 @@
-"""Publish a version on a staging PVC as a ReadOnlyMany one, copied or filled from the bucket."""
+"""Publish a version on a staging PVC as a ReadOnlyMany one, copied by the storage."""
 
+import contextlib
 import time
 from collections.abc import Callable
-from pathlib import PurePosixPath
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.polling import poll
 from kfp_ddp.datasets.volume.cluster import (
     ATTACHMENTS,
     CLAIMS,
-    GCP_SOURCES,
     SNAPSHOT_CLASSES,
     SNAPSHOTS,
     create_unless_exists,
@@ -45,8 +44,6 @@ def publish(api: Api, request: VolumeRequest) -> Published:
             notes.append(f"auto: {strategy}, as {why}")
         if strategy == "in-place":
             done = mount_in_place(api, request, staging)
-        elif strategy == "populator":
-            done = populator(api, request, staging)
         else:
             done = copy(api, request, staging, strategy)
     except Refused as error:
@@ -124,11 +121,8 @@ def _collected(api: Api, claim: Object, alive: Callable[[str], bool], dry_run: b
         return False
     if dry_run or not delete_unchanged(api, claim):
         return dry_run
-    for kind in (SNAPSHOTS, GCP_SOURCES):
-        try:
-            api.delete(kind, name)
-        except Refused:
-            continue  # not installed or forbidden, so there is none to delete
+    with contextlib.suppress(Refused):  # not installed or forbidden, so there is none to delete
+        api.delete(SNAPSHOTS, name)
     return True
 
 
@@ -152,23 +146,6 @@ def copy(api: Api, request: VolumeRequest, staging: Object, strategy: str) -> Pu
     return Published(request.name, request.path, strategy, notes)
 
 
-def populator(api: Api, request: VolumeRequest, staging: Object) -> Published:
-    """Publish a PVC that GKE fills from the bucket, whose prefix is its root, unverified."""
-    if _reusable(api, request, "populator") is None:
-        storage = {
-            "uri": request.source.rstrip("/") + "/",
-            "serviceAccountName": request.populator_account or "default",
-        }
-        body = _object(request, GCP_SOURCES, "GCPDataSource", {"cloudStorage": storage}, {})
-        create_unless_exists(api, GCP_SOURCES, body)
-        source = {"apiGroup": GCP_SOURCES.group, "kind": "GCPDataSource", "name": request.name}
-        body = _claim(request, staging, {"dataSourceRef": source}, "populator")
-        _ = create_unless_exists(api, CLAIMS, body) or _leased(api, request)
-    root = str(PurePosixPath(request.path).parents[1])
-    note = f"{request.name} is filled from {request.source} when a pod first uses it, unverified"
-    return Published(request.name, root, "populator", [note])
-
-
 def _reusable(api: Api, request: VolumeRequest, strategy: str) -> Object | None:
     """Return the published PVC with the lease of the run; wait for one that is being deleted."""
     late = poll(request.wait_seconds, _POLL)
@@ -187,11 +164,10 @@ def _reusable(api: Api, request: VolumeRequest, strategy: str) -> Object | None:
     if claim is None:
         return None
     annotations = claim["metadata"].get("annotations", {})
-    # A populated PVC has the dataset at its root, a copied one below versions/.
-    before = annotations.get(f"{DOMAIN}/strategy", strategy)
-    if (before == "populator") != (strategy == "populator"):
+    # GKE filled it for an earlier release: its files are at the root, not below versions/.
+    if annotations.get(f"{DOMAIN}/strategy") == "populator":
         raise StorageError(
-            f"claim {request.name} was published with publish={before}, which lays its files out "
+            f"claim {request.name} was published with publish=populator, which lays its files out "
             f"in another way than {strategy}; delete it"
         )
     modes = claim["spec"]["accessModes"]
@@ -293,7 +269,7 @@ def _claim(request: VolumeRequest, staging: Object, source: Object, strategy: st
     if request.source:
         annotations[f"{DOMAIN}/source"] = display(request.source)
     node = annotation(staging, SELECTED_NODE)
-    if node and strategy != "populator":
+    if node:
         # A late-binding class would follow the first reader's zone, away from the copy's source.
         annotations[SELECTED_NODE] = node
     size = staging["status"].get("capacity", {}).get("storage")

@@ -14,7 +14,7 @@ DOMAIN = "kfp-ddp.dev"
 LEASE = f"{DOMAIN}/run-"
 """Prefix of the annotations with the runs that have a lease on a published PVC."""
 MANAGED = {"app.kubernetes.io/managed-by": "kfp-ddp"}
-Strategy = Literal["auto", "in-place", "clone", "snapshot", "populator", "each-node", "none"]
+Strategy = Literal["auto", "in-place", "clone", "snapshot", "each-node", "none"]
 _DIGEST = "^[0-9a-f]{64}$"
 
 
@@ -30,8 +30,6 @@ class VolumeOptions(Settings):
     are deleted with their snapshots. 0 for all."""
     wait_seconds: float = Field(600.0, ge=0)
     """The longest wait for writers to end, for a snapshot and for binding."""
-    populator_account: str = ""
-    """Kubernetes service account that the populator reads the bucket with."""
 
 
 class VolumeRequest(VolumeOptions):
@@ -60,7 +58,7 @@ class VolumeRequest(VolumeOptions):
 
     @property
     def name(self) -> str:
-        """Return the name of the published PVC, and of its snapshot or data source."""
+        """Return the name of the published PVC, and of its snapshot."""
         return f"ds-{self.dataset}-{self.digest[:12]}"
 
     @property
@@ -81,8 +79,6 @@ def check_strategy(publish: str, source: str) -> None:
     """Raise InputError if a strategy has no source to copy from."""
     if publish == "each-node" and not source:
         raise InputError("publish=each-node needs the source, which each node downloads")
-    if publish == "populator" and not source.startswith("gs://"):
-        raise InputError(f"source is {source!r}; the populator needs gs://bucket/prefix")
 
 
 @dataclass
