@@ -17,7 +17,6 @@ _FILES = {
     bundle.ONNX: "ONNX opset 18, IR 8, normalisation included",
     "model.fp16.onnx": "the same in float16",
     "model.int8.onnx": "the same in int8",
-    "model.resize.onnx": "the same for images of any size, resizing and cropping included",
     "serving/": "model repository for Triton, KServe and OpenVINO Model Server",
     bundle.CODE: "the file that `build`s the network; it is in `model.safetensors` too",
     bundle.CLASSES: "class names in the order of the logits",

@@ -19,15 +19,12 @@ from kfp_ddp.models.bundle import ONNX, WEIGHTS
 from kfp_ddp.models.evaluation import LARGEST_PREDICTIONS, Evaluation, prediction_rows
 from kfp_ddp.models.release import Variants
 from kfp_ddp.models.variants import FILES, MeasuredVariant, VariantsRecord
-from kfp_ddp.training.data.image_files import read
 from kfp_ddp.training.data.loader import fixed_batches
 from kfp_ddp.training.data.splits import sides_of
 from kfp_ddp.training.distributed import alone
 from kfp_ddp.training.state.checkpoint import ModelInfo
 
 BATCH = 32
-ANY_SIZE = "resize"
-"""The form for images of any size gets them one by one, as decoded; others get squares."""
 Details = dict[str, str | int]
 
 
@@ -57,16 +54,9 @@ def _int8(source: VariantSource, settings: Variants, target: Path) -> Details:
     return {"weights": "int8 a channel", "activations": "uint8", "calibration_images": count}
 
 
-def _resize(source: VariantSource, settings: Variants, target: Path) -> Details:
-    info = source.info
-    onnx_forms.write_resize(_needed(source, ONNX), target, info.image_size, info.reading.crop)
-    return {"input": "uint8 [batch, 3, height, width], as decoded"}
-
-
 _WRITERS: Mapping[str, Callable[[VariantSource, Variants, Path], Details]] = {
     "fp16": _half,
     "int8": _int8,
-    ANY_SIZE: _resize,
 }
 
 
@@ -176,11 +166,8 @@ def measure(
     for (squares, targets, positions, *_), _ in batches(work, info.image_size, world, info.reading):
         readable += positions
         for name in [name for name in forms if name not in failed]:
-            images = [squares]
-            if name == ANY_SIZE:
-                images = [read(index.where(position), info.reading)[None] for position in positions]
             try:
-                logits = torch.cat([forms[name](one.contiguous()) for one in images])
+                logits = forms[name](squares.contiguous())
             except Exception as error:  # noqa: BLE001  runtimes raise many errors
                 failed[name] = reason(error)
                 continue

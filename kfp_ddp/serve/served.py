@@ -43,10 +43,8 @@ class Ready:
 
     @property
     def form(self) -> tuple[int, int, str, str]:
-        """Arguments of `square` after the picture; a model for any size crops it itself."""
-        _, short_side, size, background, value_range = self.interface
-        size = short_side if -1 in self.loaded.entry[1][2:] else size
-        return short_side, size, background, value_range
+        """Arguments of `square` after the picture."""
+        return self.interface[1:]
 
 
 def ready(
@@ -67,6 +65,11 @@ def ready(
         raise InputError(f"the bundle {sealed.uri} has no {file}, so no server can load it")
     loaded = load(content, runtime, threads)
     interface = read_interface(sealed)
+    takes = loaded.entry[1][1:]
+    if takes != (3, interface.size, interface.size):
+        raise sealed.damaged(
+            f"{file} takes images {list(takes)}, not squares of {interface.size} pixels"
+        )
     _test(sealed, loaded, exact=not variant)
     return Ready(sealed, file, interface, loaded)
 
@@ -76,9 +79,9 @@ def _file(sealed: Bundle, variant: str) -> str:
     if not variant:
         return ONNX
     record = variants.read(sealed)
-    files = {one.name: one.file for one in record.variants if one.file.endswith(".onnx")}
+    files = {one.name: one.file for one in record.variants if one.name in variants.FILES}
     if variant not in files:
-        why = record.left_out.get(variant, "")
+        why = variants.RETIRED.get(variant) or record.left_out.get(variant, "")
         raise InputError(
             f"the bundle {sealed.uri} has no variant {variant} to serve"
             + (f" ({why})" if why else "")
@@ -211,10 +214,7 @@ class Served(Model):  # type: ignore[misc]
             raise InvalidInput(str(error)) from None
         except (ValueError, TypeError, OverflowError, struct.error) as error:
             raise InvalidInput(f"give {expected} with as many bytes: {str(error)[:200]}") from None
-        fits = len(images.shape) == len(shape) and all(
-            size in (-1, actual) for size, actual in zip(shape[1:], images.shape[1:], strict=True)
-        )
-        if not fits or not images.size:
+        if images.shape[1:] != shape[1:] or not images.size:
             raise InvalidInput(f"give {expected}, not {list(images.shape)}")
         return np.ascontiguousarray(images)
 
@@ -311,14 +311,11 @@ class Batches:
                     future.set_result(answer)
 
     def _next(self) -> list[tuple[Images, asyncio.Future[Floats]]]:
-        """Return the next batch: images of one size, in the order of arrival."""
+        """Return the next batch, in the order of arrival."""
         batch = [self._queue.popleft()]
-        count, shape = len(batch[0][0]), batch[0][0].shape[1:]
-        while self._queue:
-            images = self._queue[0][0]
-            if count + len(images) > self._largest or images.shape[1:] != shape:
-                break
+        count = len(batch[0][0])
+        while self._queue and count + len(self._queue[0][0]) <= self._largest:
             batch.append(self._queue.popleft())
-            count += len(images)
+            count += len(batch[-1][0])
         self._waiting -= count
         return batch
