@@ -1,12 +1,9 @@
-"""ONNX models in ONNX Runtime or OpenVINO, on the CPU."""
+"""ONNX models in ONNX Runtime, on the CPU."""
 
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +12,7 @@ from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError
 
 Logits = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
-ONNXRUNTIME, OPENVINO = "onnxruntime", "openvino"
+ONNXRUNTIME = "onnxruntime"
 
 
 @dataclass(frozen=True)
@@ -34,32 +31,30 @@ class Loaded:
         return self.logits(images)
 
 
-def load(model: bytes, runtime: str = "", threads: int = 0) -> Loaded:
+def load(model: bytes, threads: int = 0) -> Loaded:
     """Load a model from the content of an ONNX file; InputError if it is refused.
 
-    `runtime` is empty for the first that is installed, `threads` 0 for one per core. Names of files
-    in the model mean nothing to the runtime, which finds no other file where it looks.
+    `threads` is 0 for one per core. Names of files in the model mean nothing to the runtime, which
+    finds no other file where it looks.
     """
     try:
         _check("model", memoryview(model))
     except (LookupError, ValueError, RecursionError) as error:
         why = str(error) if isinstance(error, ValueError) else "damaged parts"
         raise InputError(f"the ONNX model is refused, as it has {why}: export it again") from None
-    names = [runtime] if runtime else list(_LOADERS)
-    name = next((one for one in names if find_spec(one)), "")
-    if not name:
-        command = f"pip install {names[0]}"
-        raise InputError(f"this needs {' or '.join(names)}, and none is installed: {command}")
+    if not find_spec(ONNXRUNTIME):
+        raise InputError(f"this needs {ONNXRUNTIME}, which is missing: pip install {ONNXRUNTIME}")
     try:
-        return _LOADERS[name](model, threads or machine.threads())
+        return _loaded(model, threads or machine.threads())
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
         raise InputError(
-            f"{name} cannot load the model: {lines[-1].strip()[:250]}; try another runtime"
+            f"{ONNXRUNTIME} cannot load the model: {lines[-1].strip()[:250]}; try another version "
+            "of it, or export the model again"
         ) from error
 
 
-def _onnxruntime(model: bytes, threads: int) -> Loaded:
+def _loaded(model: bytes, threads: int) -> Loaded:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -81,35 +76,6 @@ def _onnxruntime(model: bytes, threads: int) -> Loaded:
         f"onnxruntime {onnxruntime.__version__}",
         (entry.name, _fixed(entry.shape)),
         (output.name, _fixed(output.shape)),
-        logits,
-    )
-
-
-def _openvino(model: bytes, threads: int) -> Loaded:
-    import openvino
-
-    core = openvino.Core()
-    # Its default on CPUs with bf16 is bf16, which differs by a percent.
-    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}
-    if threads:
-        settings["INFERENCE_NUM_THREADS"] = threads
-    # Files that a model names are searched in its folder, for bytes in the current one.
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "model.onnx")
-        file.write_bytes(model)
-        compiled = core.compile_model(core.read_model(file), "CPU", settings)
-    entry, output = compiled.input(0), compiled.output(0)
-
-    def logits(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        result: NDArray[np.float32] = compiled([images])[output]
-        return result.copy()  # the next call overwrites it
-
-    shapes = [[d.get_length() if d.is_static else -1 for d in port.partial_shape]
-              for port in (entry, output)]  # fmt: skip
-    return Loaded(
-        f"openvino {openvino.__version__.split('-')[0]}",
-        (entry.get_any_name(), tuple(shapes[0])),
-        (output.get_any_name(), tuple(shapes[1])),
         logits,
     )
 
@@ -164,6 +130,3 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
     if shift > 63 or (shift and not message[at]):
         raise ValueError("an integer in another spelling")
     return value | message[at] << shift, at + 1
-
-
-_LOADERS = {ONNXRUNTIME: _onnxruntime, OPENVINO: _openvino}

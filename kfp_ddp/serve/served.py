@@ -50,20 +50,19 @@ class Ready:
 def ready(
     bundle: str,
     variant: str = "",
-    runtime: str = "",
     threads: int = 0,
     signer: "Signer | None" = None,
 ) -> Ready:
     """Load and test a verified model of a bundle; raise InputError.
 
-    `variant` is a further format, such as int8; others are as of `onnx_runtimes.load`.
+    `variant` is a further format, such as int8; `threads` is as of `onnx_runtimes.load`.
     """
     sealed = open_bundle(bundle, signer=signer)
     file = _file(sealed, variant)
     content = sealed.read(file, LARGEST_MODEL)
     if content is None:
         raise InputError(f"the bundle {sealed.uri} has no {file}, so no server can load it")
-    loaded = load(content, runtime, threads)
+    loaded = load(content, threads)
     interface = read_interface(sealed)
     takes = loaded.entry[1][1:]
     if takes != (3, interface.size, interface.size):
@@ -107,7 +106,7 @@ def _test(sealed: Bundle, loaded: Loaded, exact: bool) -> None:
     if logits.size != expected.size or not np.abs(logits.ravel() - expected).max() <= allowed:
         raise InputError(
             f"{loaded.runtime} does not answer the sample of {sealed.uri} as the bundle does: "
-            "try another runtime, and report both versions"
+            "try another version of it, and report both"
         )
 
 

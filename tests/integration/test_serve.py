@@ -396,10 +396,9 @@ def test_clients_cannot_unload_the_model(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_openvino_answers_while_the_pod_of_the_server_stops(
+def test_the_server_answers_while_its_pod_stops(
     sealed: Path, trained_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("openvino")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     images = some(3)
     body = json.dumps(asking(images)).encode()
@@ -408,7 +407,7 @@ def test_openvino_answers_while_the_pod_of_the_server_stops(
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
         "expect: 100-continue\r\n\r\n"
     )
-    with served(str(sealed), tmp_path, "--runtime", "openvino", "--name", "blue") as server:
+    with served(str(sealed), tmp_path, "--name", "blue") as server:
         port = int(server.url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port), 60) as asked:
             asked.sendall(head.encode())
@@ -426,7 +425,7 @@ def test_openvino_answers_while_the_pod_of_the_server_stops(
     assert answer.startswith(b"HTTP/1.1 200 OK")
     actual = logits(json.loads(answer.partition(b"\r\n\r\n")[2]))
     np.testing.assert_allclose(actual, expected(trained_checkpoint, images), atol=1e-4)
-    assert "model.onnx in openvino" in server.log.read_text()
+    assert "model.onnx in onnxruntime" in server.log.read_text()
 
 
 def test_damaged_bundle_is_not_loaded(sealed: Path, tmp_path: Path) -> None:

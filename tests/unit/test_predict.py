@@ -144,9 +144,9 @@ def test_the_configuration_fits_the_model(repository: Path, tmp_path: Path) -> N
 def test_no_library_reports_its_use_to_its_makers(tmp_path: Path) -> None:
     """Each writes the id under which it reports to the home folder, or has a client."""
     program = """
-import kfp_ddp, mlflow, onnxruntime, openvino
+import kfp_ddp, mlflow, onnxruntime
 from mlflow.telemetry import get_telemetry_client
-print(get_telemetry_client(), type(openvino.tools.ovc.telemetry).__module__)
+print(get_telemetry_client())
 """
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     answer = subprocess.run(
@@ -157,5 +157,5 @@ print(get_telemetry_client(), type(openvino.tools.ovc.telemetry).__module__)
         text=True,
         check=True,
     )
-    assert answer.stdout.split() == ["None", "openvino.tools.ovc.telemetry_stub"]
+    assert answer.stdout.split() == ["None"]
     assert list(tmp_path.iterdir()) == []
