@@ -18,9 +18,11 @@ from kfp_ddp.models.onnx_runtimes import load
 from kfp_ddp.training.model.networks import logits, normalise
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
 
-INPUT, OUTPUT = "images", "logits"
+INPUT = "images"
+OUTPUT = "logits"
 # What ONNX Runtime 1.15 reads, the one in Triton 23.05 that KServe installs by default.
-OPSET, IR_VERSION = 18, 8
+OPSET = 18
+IR_VERSION = 8
 MAX_BATCH = 1024
 """Images that a program computes at once."""
 
@@ -34,7 +36,8 @@ class Servable(nn.Module):
     def __init__(self, model: nn.Module, info: ModelInfo) -> None:
         super().__init__()
         self.model = model
-        self.mean, self.std = info.mean, info.std
+        self.mean = info.mean
+        self.std = info.std
         self.test_time_flip = info.test_time_flip
 
     def forward(self, images: Tensor) -> Tensor:

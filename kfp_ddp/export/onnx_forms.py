@@ -45,7 +45,8 @@ def write_int8(source: Path, target: Path, images: Iterable[Tensor]) -> int:
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.count, self.batches = 0, iter(images)
+            self.count = 0
+            self.batches = iter(images)
 
         def get_next(self) -> dict[str, Any] | None:
             batch = next(self.batches, None)
