@@ -81,10 +81,10 @@ def _file(sealed: Bundle, variant: str) -> str:
     files = {one.name: one.file for one in record.variants if one.name in variants.FILES}
     if variant not in files:
         why = variants.RETIRED.get(variant) or record.left_out.get(variant, "")
+        because = f" ({why})" if why else ""
         raise InputError(
-            f"the bundle {sealed.uri} has no variant {variant} to serve"
-            + (f" ({why})" if why else "")
-            + f": it has {', '.join(files) or 'none'}"
+            f"the bundle {sealed.uri} has no variant {variant} to serve{because}: it has "
+            f"{', '.join(files) or 'none'}"
         )
     return files[variant]
 
@@ -136,11 +136,14 @@ class Served(Model):  # type: ignore[misc]
     def __init__(self, model: Ready, name: str, largest: int, waiting: int) -> None:
         super().__init__(name)
         self.version = model.sealed.version
-        self.classes, self.form = model.interface.classes, model.form
-        self.entry, self.output = model.loaded.entry, model.loaded.output
+        self.classes = model.interface.classes
+        self.form = model.form
+        self.entry = model.loaded.entry
+        self.output = model.loaded.output
         self.batches = Batches(model.loaded, largest, waiting, _BATCHED.observe)
         self.decoders = ThreadPoolExecutor(DECODERS, "decode")
-        self.decoding, self.waiting = 0, waiting
+        self.decoding = 0
+        self.waiting = waiting
         self.ready = True
         _INFO.labels(name, self.version, model.file, model.loaded.runtime).set(1)
 
@@ -199,16 +202,18 @@ class Served(Model):  # type: ignore[misc]
         """Return the images of a request; raises InvalidInput."""
         name, shape = self.entry
         expected = f"one input {name!r}, UINT8 {['batch', *shape[1:]]}".replace("'", '"')
-        if len(inputs) != 1 or inputs[0].name != name or inputs[0].datatype not in ("UINT8", BYTES):
-            actual = ", ".join(f"{one.name!r} {one.datatype}" for one in inputs) or "none"
+        given = [(one.name, one.datatype) for one in inputs]
+        if given not in ([(name, "UINT8")], [(name, BYTES)]):
+            actual = ", ".join(f"{one!r} {datatype}" for one, datatype in given) or "none"
             raise InvalidInput(f"give {expected}, or BYTES of picture files, not {actual[:200]}")
+        (entry,) = inputs
         try:
-            if inputs[0].datatype == BYTES:
-                return await self._decoded(_files(inputs[0]))
-            data = inputs[0].data  # empty with binary data
+            if entry.datatype == BYTES:
+                return await self._decoded(_files(entry))
+            data = entry.data  # empty with binary data
             if data and np.array(data).dtype.kind not in "iu":
                 raise ValueError("the data are no whole numbers")
-            images: Images = inputs[0].as_numpy()
+            images: Images = entry.as_numpy()
         except InputError as error:
             raise InvalidInput(str(error)) from None
         except (ValueError, TypeError, OverflowError, struct.error) as error:
@@ -271,7 +276,10 @@ class Batches:
         self, model: Logits, largest: int, waiting: int, observe: Callable[[int], None]
     ) -> None:
         """Call `model` in one thread with at most `largest` images; an empty queue accepts any."""
-        self._model, self._largest, self._limit, self._observe = model, largest, waiting, observe
+        self._model = model
+        self._largest = largest
+        self._limit = waiting
+        self._observe = observe
         self._thread = ThreadPoolExecutor(1, "model")
         self._queue: deque[tuple[Images, asyncio.Future[Floats]]] = deque()
         self._waiting = 0
