@@ -47,9 +47,10 @@ def load(model: bytes, threads: int = 0) -> Loaded:
     try:
         return _loaded(model, threads or machine.threads())
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        why = lines[-1][:250] if lines else repr(error)[:250]
         raise InputError(
-            f"{ONNXRUNTIME} cannot load the model: {lines[-1].strip()[:250]}; try another version "
+            f"{ONNXRUNTIME} cannot load the model: {why}; try another version "
             "of it, or export the model again"
         ) from error
 
@@ -66,7 +67,8 @@ def _loaded(model: bytes, threads: int) -> Loaded:
         "session.model_external_initializers_file_folder_path", os.devnull
     )
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    (entry,), (output,) = session.get_inputs(), session.get_outputs()
+    (entry,) = session.get_inputs()
+    (output,) = session.get_outputs()
 
     def logits(images: NDArray[np.uint8]) -> NDArray[np.float32]:
         result: NDArray[np.float32] = session.run([output.name], {entry.name: images})[0]
@@ -98,22 +100,32 @@ Left out are external data of tensors, and what export does not write: sparse te
 training, and operators of other domains than ONNX's own.
 """
 
+# The wire types of protobuf.
+_VARINT = 0
+_SIZED = 2
+_FIXED_SIZES = {1: 8, 5: 4}
+"""Bytes of those of one size."""
+
 
 def _check(kind: str, message: memoryview) -> None:
     """Raise unless a message has allowed fields in their only spelling, as runtimes read others."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
-        field, wire_type = tag >> 3, tag & 7
+        field = tag >> 3
+        wire_type = tag & 7
         inner = _FIELDS[kind].get(field)
         if inner is None:
             raise ValueError(f"field {field} of a {kind}, such as weights in other files")
-        if wire_type == 0:
-            size, at = 0, _varint(message, at)[1]
+        if wire_type == _VARINT:
+            size = 0
+            at = _varint(message, at)[1]
+        elif wire_type == _SIZED:
+            size, at = _varint(message, at)
         else:
-            size, at = _varint(message, at) if wire_type == 2 else ({1: 8, 5: 4}[wire_type], at)
+            size = _FIXED_SIZES[wire_type]
         if inner:
-            if wire_type != 2:
+            if wire_type != _SIZED:
                 raise ValueError(f"field {field} of a {kind} in another wire type")
             _check(inner, message[at : at + size])
         at += size
@@ -123,10 +135,13 @@ def _check(kind: str, message: memoryview) -> None:
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
     """Return an integer and the position after it."""
-    value = shift = 0
+    value = 0
+    shift = 0
     while message[at] & 0x80:
         value |= (message[at] & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-    if shift > 63 or (shift and not message[at]):
+        at += 1
+        shift += 7
+    has_empty_end = shift > 0 and not message[at]
+    if shift > 63 or has_empty_end:
         raise ValueError("an integer in another spelling")
     return value | message[at] << shift, at + 1

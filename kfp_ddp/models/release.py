@@ -114,7 +114,8 @@ class Deployment(Settings):
                 f"service_max_replicas={self.service_max_replicas} is not above service_replicas="
                 f"{self.service_replicas}: raise it, or leave it out for a fixed number of pods"
             )
-        if self.service and self.service_runtime == OURS and not self.service_image:
+        is_ours = self.service != "" and self.service_runtime == OURS
+        if is_ours and not self.service_image:
             raise ValueError(
                 f"service_runtime={OURS} needs service_image: one with this package and its extra "
                 "serve"
