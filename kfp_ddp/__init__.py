@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# ONNX Runtime, MLflow and OpenVINO would report each use to their makers.
+# ONNX Runtime and MLflow would report each use to their makers.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # it cannot be imported
 
 
 def __getattr__(name: str) -> Any:

@@ -145,7 +145,7 @@ def load(bundle: str, signer: "Signer | None" = None, *, allow_code: bool = Fals
     interface = read_interface(sealed)
     if ONNX in sealed.listed and find_spec(ONNXRUNTIME):
         content = sealed.read(ONNX, LARGEST_MODEL) or b""
-        return Model(*interface, ONNXRUNTIME, onnx_runtimes.load(content, ONNXRUNTIME))
+        return Model(*interface, ONNXRUNTIME, onnx_runtimes.load(content))
     if WEIGHTS in sealed.listed and all(map(find_spec, _TORCH)):
         return Model(*interface, _TORCH[0], _in_torch(sealed, allow_code))
     needed = {ONNX: ONNXRUNTIME, WEIGHTS: " ".join(_TORCH)}

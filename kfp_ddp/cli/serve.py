@@ -248,11 +248,6 @@ def _new_file(folder: Path, name: str) -> Path:
 @click.command("serve")
 @click.argument("bundle")
 @text_option("--variant", help="Variant of the model, such as int8.")
-@click.option(
-    "--runtime",
-    type=click.Choice(["onnxruntime", "openvino"]),
-    help="Runtime of the model.  [default: the installed one]",
-)
 @click.option("--name", help="Name of the model in requests.  [default: the bundle's]")
 @text_option("--listen", help="Address to listen on.  [default: 127.0.0.1, in a pod 0.0.0.0]")
 @click.option("--port", type=click.IntRange(1, 65535), default=8080, help="HTTP port.")
@@ -287,7 +282,6 @@ def _new_file(folder: Path, name: str) -> Path:
 def serve(
     bundle: str,
     variant: str,
-    runtime: str | None,
     name: str | None,
     listen: str,
     port: int,
@@ -325,7 +319,7 @@ def serve(
     listen = listen or ("0.0.0.0" if "KUBERNETES_SERVICE_HOST" in os.environ else "127.0.0.1")  # noqa: S104
     for number in filter(None, (port, grpc_port)):
         _check_free(listen, number)
-    model = ready(bundle, variant, runtime or "", threads, find_signer(key))
+    model = ready(bundle, variant, threads, find_signer(key))
     host = "localhost" if listen in ("0.0.0.0", "::", "::1") else listen  # noqa: S104
     what = f"{model.sealed.uri} ({model.sealed.version}), {model.file} in {model.loaded.runtime}"
     from kfp_ddp.serve.kserve_server import serve

@@ -17,7 +17,6 @@ _FILES = {
     bundle.ONNX: "ONNX opset 18, IR 8, normalisation included",
     "model.fp16.onnx": "the same in float16",
     "model.int8.onnx": "the same in int8",
-    "model.resize.onnx": "the same for images of any size, resizing and cropping included",
     "serving/": "model repository for Triton, KServe and OpenVINO Model Server",
     bundle.CODE: "the file that `build`s the network; it is in `model.safetensors` too",
     bundle.CLASSES: "class names in the order of the logits",
@@ -67,11 +66,16 @@ def readme(
     """Return the model card, without times, so that the same inputs give the same text."""
     left_out = parity.get("left_out", {})
     code_digest = config.get("model_sha256", "")
-    missing = {*left_out, *(["serving/", "sample/"] if bundle.ONNX in left_out else [])}
-    missing |= set() if code_digest else {bundle.CODE}
-    missing |= set(FILES.values()) - {one.file for one in record.variants}
-    missing |= set() if record.requested else {bundle.VARIANTS}
-    worst = sorted((c for c in result.classes if c.samples), key=lambda c: c.recall)[:3]
+    missing = set(left_out)
+    if bundle.ONNX in left_out:
+        missing |= {"serving/", "sample/"}
+    if not code_digest:
+        missing.add(bundle.CODE)
+    missing |= set(FILES.values()) - {form.file for form in record.variants}
+    if not record.requested:
+        missing.add(bundle.VARIANTS)
+    with_samples = [c for c in result.classes if c.samples]
+    worst = sorted(with_samples, key=lambda c: c.recall)[:3]
     return render_text(
         "model_card.md.jinja",
         name=name,

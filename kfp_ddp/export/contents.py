@@ -38,14 +38,16 @@ def write(
     result = Evaluation.read(evaluation)
     images = prove.real_samples(split, info)
     left_out = formats.write_all(model, info, folder)
-    reference, loaded = formats.from_checkpoint(checkpoint), formats.from_bundle(folder)
+    reference = formats.from_checkpoint(checkpoint)
+    loaded = formats.from_bundle(folder)
     parity = prove.parity(reference, loaded, images)
     source = variants.VariantSource(folder, info, split, evaluation, result)
     record, further = variants.add(source, requested)
     # Loaded from safetensors it is the eager model again.
     timed = {"eager": reference, **loaded, **further}
     del timed[bundle.WEIGHTS]
-    signature, config = describe_signature(info), describe_config(info, export)
+    signature = describe_signature(info)
+    config = describe_config(info, export)
     if left_out:
         parity["left_out"] = signature["left_out"] = left_out
     onnx = folder / bundle.ONNX
@@ -78,7 +80,8 @@ def write(
 
 def describe_signature(info: ModelInfo) -> dict[str, Any]:
     """Return input and output of the graphs, preprocessing and postprocessing."""
-    size, short = info.image_size, short_side(info.image_size, info.reading.crop)
+    size = info.image_size
+    short = short_side(info.image_size, info.reading.crop)
     background = info.reading.background
     over = f", transparent parts over {background}" if background else ", without alpha"
     values = info.reading.value_range

@@ -130,5 +130,6 @@ def _report(folder: Path, uri: str, model_name: str, model: Artifact, summary: A
     write_artifact(model, json.dumps(facts, indent=1) + "\n", **facts)
     sizes = {name: (folder / name).stat().st_size for name in facts["formats"].split(", ")}
     parity, latency = (mapping_of(folder / name) for name in (bundle.PARITY, bundle.LATENCY))
-    fact, record = f"{uri}, digest {facts['digest']}", variants.read(bundle.local_bundle(folder))
+    fact = f"{uri}, digest {facts['digest']}"
+    record = variants.read(bundle.local_bundle(folder))
     write_artifact(summary, card.markdown(model_name, fact, sizes, parity, latency, record))

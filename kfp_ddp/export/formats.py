@@ -4,8 +4,6 @@ import io
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,15 @@ from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.packed import unpack
 from kfp_ddp.models import weights
 from kfp_ddp.models.bundle import CODE, ONNX, PROGRAM, WEIGHTS
-from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, OPENVINO, load
+from kfp_ddp.models.onnx_runtimes import load
 from kfp_ddp.training.model.networks import logits, normalise
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
 
-IN_OPENVINO = f"{ONNX} in OpenVINO"
-INPUT, OUTPUT = "images", "logits"
+INPUT = "images"
+OUTPUT = "logits"
 # What ONNX Runtime 1.15 reads, the one in Triton 23.05 that KServe installs by default.
-OPSET, IR_VERSION = 18, 8
+OPSET = 18
+IR_VERSION = 8
 MAX_BATCH = 1024
 """Images that a program computes at once."""
 
@@ -37,7 +36,8 @@ class Servable(nn.Module):
     def __init__(self, model: nn.Module, info: ModelInfo) -> None:
         super().__init__()
         self.model = model
-        self.mean, self.std = info.mean, info.std
+        self.mean = info.mean
+        self.std = info.std
         self.test_time_flip = info.test_time_flip
 
     def forward(self, images: Tensor) -> Tensor:
@@ -175,15 +175,12 @@ def from_checkpoint(checkpoint: Path) -> Predict:
 
 
 def from_bundle(folder: Path) -> Mapping[str, Predict]:
-    """Return a function for each model file in `folder`, by name; for ONNX also in OpenVINO."""
+    """Return a function for each model file in `folder`, by name."""
     functions = {WEIGHTS: eager(Servable(*weights.read(folder / WEIGHTS, 0, allow_code=True)))}
     if (folder / PROGRAM).exists():
         functions[PROGRAM] = eager(torch.export.load(folder / PROGRAM).module())
     if (folder / ONNX).exists():
         functions[ONNX] = onnx_predict(folder / ONNX)
-        if find_spec(OPENVINO):
-            with suppress(InputError):  # it does not support all operators
-                functions[IN_OPENVINO] = onnx_predict(folder / ONNX, OPENVINO)
     return functions
 
 
@@ -197,9 +194,9 @@ def eager(module: Callable[[Tensor], Tensor]) -> Predict:
     return predict
 
 
-def onnx_predict(path: Path, runtime: str = ONNXRUNTIME) -> Predict:
-    """Return an ONNX file as a function, in a runtime on the CPU with the threads of torch."""
-    loaded = load(path.read_bytes(), runtime, torch.get_num_threads())
+def onnx_predict(path: Path) -> Predict:
+    """Return an ONNX file as a function, on the CPU with the threads of torch."""
+    loaded = load(path.read_bytes(), torch.get_num_threads())
 
     def predict(images: Tensor) -> Tensor:
         return torch.from_numpy(loaded(images.numpy()))

@@ -43,21 +43,28 @@ def validate(
         np.save(arrays["expected"], expected)
         for path in sorted(folder.glob("*.onnx"), key=lambda one: (one.name != ONNX, one.name)):
             answer, why = _run({**arrays, "model": str(path)})
-            if not why and path.name == ONNX and not answer["max_abs_difference"] <= allowed:
-                why = (
-                    f"differs from the checkpoint by {answer['max_abs_difference']:.3g}, "
-                    f"{allowed:.3g} is allowed"
-                )
+            if not why and path.name == ONNX:
+                why = _too_different(answer["max_abs_difference"], allowed)
             results[path.name] = answer or {"failed": why}
-            reason = reason or (why and f"{path.name}: {why}")
+            if why and not reason:
+                reason = f"{path.name}: {why}"
+    if not results:
+        reason = "there is no ONNX file to load"
     return {
-        "passed": bool(results) and not reason,
-        "reason": reason or ("" if results else "there is no ONNX file to load"),
+        "passed": not reason,
+        "reason": reason,
         "samples": len(images),
         "allowed_abs_difference": allowed,
         "machine": f"{platform.machine()}, {machine.cpus():g} CPUs",
         "files": results,
     }
+
+
+def _too_different(difference: float, allowed: float) -> str:
+    """Return why a difference from the checkpoint is not accepted; '' if it is."""
+    if difference <= allowed:
+        return ""
+    return f"differs from the checkpoint by {difference:.3g}, {allowed:.3g} is allowed"
 
 
 def write_sample(
@@ -98,8 +105,9 @@ def _run(request: dict[str, Any]) -> tuple[dict[str, Any], str]:
     if done.returncode < 0:
         return {}, f"was ended by signal {-done.returncode} (9 usually means out of memory)"
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
-        return {}, f"fails where only its runtime is installed: {lines[-1].strip()[:250]}"
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        last = lines[-1][:250] if lines else "no message"
+        return {}, f"fails where only its runtime is installed: {last}"
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer, ""
 
@@ -107,15 +115,24 @@ def _run(request: dict[str, Any]) -> tuple[dict[str, Any], str]:
 @functools.cache
 def _runtime() -> dict[str, list[str]]:
     """Return the packages of the runtime with its dependencies, and their folders."""
-    packages, folders, seen = set[str](), set[str](), set[str]()
+    packages = set[str]()
+    folders = set[str]()
+    seen = set[str]()
     names = set(metadata.packages_distributions().get(_RUNTIME, [_RUNTIME]))
     while names:
         name = names.pop()
         seen.add(name)
         with suppress(metadata.PackageNotFoundError):  # needed on other platforms only
-            one = metadata.distribution(name)
-            folders.add(str(one.locate_file("")))  # of the environment, or on PYTHONPATH
-            packages |= {path.parts[0].removesuffix(".py") for path in one.files or ()}
-            needed = [need for need in one.requires or () if "extra ==" not in need]
-            names |= {re.split(r"[^\w.-]", need)[0] for need in needed} - seen
+            package = metadata.distribution(name)
+            folders.add(str(package.locate_file("")))  # of the environment, or on PYTHONPATH
+            for path in package.files or ():
+                packages.add(path.parts[0].removesuffix(".py"))
+            names |= _required(package) - seen
     return {"packages": sorted(packages), "folders": sorted(folders)}
+
+
+def _required(package: metadata.Distribution) -> set[str]:
+    """Return the names of the packages that one needs without an extra."""
+    every = package.requires or ()
+    needs = [need for need in every if "extra ==" not in need]
+    return {re.split(r"[^\w.-]", need)[0] for need in needs}

@@ -16,7 +16,8 @@ class Only:
     """Import finder for some packages in some folders; with `-I -S` no others are found."""
 
     def __init__(self, packages: list[str], folders: list[str]) -> None:
-        self.packages, self.folders = packages, folders
+        self.packages = packages
+        self.folders = folders
 
     def find_spec(self, name: str, path: Any = None, _: Any = None) -> ModuleSpec | None:
         """Return the spec of a module; the protocol of `sys.meta_path`."""
@@ -32,7 +33,8 @@ def main() -> None:
     import numpy
     import onnxruntime
 
-    images, expected = numpy.load(request["images"]), numpy.load(request["expected"])
+    images = numpy.load(request["images"])
+    expected = numpy.load(request["expected"])
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     start = time.perf_counter()
@@ -40,7 +42,8 @@ def main() -> None:
         Path(request["model"]), options, providers=["CPUExecutionProvider"]
     )
     load_ms = (time.perf_counter() - start) * 1e3
-    entry, output = session.get_inputs()[0].name, session.get_outputs()[0].name
+    entry = session.get_inputs()[0].name
+    output = session.get_outputs()[0].name
 
     def answer(batch: Any) -> Any:
         return session.run([output], {entry: batch})[0]

@@ -114,7 +114,8 @@ def _checked_out() -> str:
 @functools.cache
 def source_digest() -> str:
     """Return the SHA-256 of names and contents of the package's Python files."""
-    root, total = Path(kfp_ddp.__file__).parent, hashlib.sha256()
+    root = Path(kfp_ddp.__file__).parent
+    total = hashlib.sha256()
     names = sorted(
         os.path.relpath(os.path.join(at, name), root)
         for at, _, files in os.walk(root, followlinks=True)

@@ -31,7 +31,7 @@ from kfp_ddp.models.release import (
 )
 from kfp_ddp.models.signature import fingerprint, key_of, sign
 from kfp_ddp.rollout.rollout import versions_in_service
-from kfp_ddp.runs.workspace import open_workspace
+from kfp_ddp.runs.workspace import RunWorkspace, open_workspace
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
 from kfp_ddp.training.report import trackers
@@ -74,37 +74,33 @@ def run(
     key = key_of(part_of(release, Signing))
     registry = registry_of(part_of(release, Registering))
     check_model_name(model_name)
-    where, expected = None, ""
+    where: Store | None = None
+    expected = ""
     if destination:
         where = open_store(destination)
         where.prepare()
         expected = compared_with(champion, champion_version, where, model_name)
     lineage = Lineage(run_id, champion, champion_version)
     with open_workspace(bundle.rpartition("/")[0], "publish") as task:
-        folder, beside = task.download(bundle), None
-        if evaluation:
-            beside = task.download_file(evaluation).parent
-            _check_verdict(beside / VERDICT, folder)
-        folder = add_decision(folder, lineage, beside)
+        folder = _decided(task, bundle, evaluation, lineage)
         task.upload()  # first, so that a repeated step publishes the same bundle
         if key is not None:
             sign(folder, key)
-        uri = reason = ""
+        uri = ""
+        reason = ""
+        version = bundles.version(folder)
         if where is not None:
             uri, reason = publish(folder, model_name, where, expected, run_id, registry)
-            models = open_store(f"{where.uri}/{model_name}")
-            version = bundles.version(folder)
             if attempt and not reason:
-                if expected == version:  # published by an interrupted attempt of this step
-                    expected = replaced_by(history(models), version) or ""
-                attempts.note(models, attempt, version=version, champion=expected, reason="blessed")
+                models = open_store(f"{where.uri}/{model_name}")
+                _note(models, attempt, version, expected)
                 if keep:
                     _prune(models, keep, part_of(release, Deployment).service)
             if registry is not None:
                 registry.agree(where, model_name)
         facts = {
             **card.metadata(folder, model_name, uri or bundle),
-            "version": bundles.version(folder),
+            "version": version,
             "run_id": run_id,
             "champion_version": champion_version,
             "champion": bool(uri) and not reason,
@@ -113,17 +109,35 @@ def run(
             "registry": registry.address if registry is not None and uri else "",
         }
         _report(folder.parent, facts, published_model, publish_summary)
-    print(f"published {model_name} {facts['version']}: {facts['uri']}")
+    print(f"published {model_name} {version}: {facts['uri']}")
     if reason:
         print(reason)
-    return uri, facts["version"]
+    return uri, version
+
+
+def _decided(task: RunWorkspace, bundle: str, evaluation: str, lineage: Lineage) -> Path:
+    """Download a bundle and add its lineage, with an evaluation also the verdict beside that."""
+    folder = task.download(bundle)
+    if not evaluation:
+        return add_decision(folder, lineage, None)
+    beside = task.download_file(evaluation).parent
+    _check_verdict(beside / VERDICT, folder)
+    return add_decision(folder, lineage, beside)
+
+
+def _note(models: Store, attempt: str, version: str, expected: str) -> None:
+    """Record the attempt that made a version the champion in the place of `expected`."""
+    if expected == version:  # published by an interrupted attempt of this step
+        expected = replaced_by(history(models), version) or ""
+    attempts.note(models, attempt, version=version, champion=expected, reason="blessed")
 
 
 def _check_verdict(verdict: Path, folder: Path) -> None:
     """Raise InputError unless the gate's verdict in a file blesses this bundle."""
     try:
         record = from_json(verdict.read_text(encoding="utf-8"))
-        blessed, reason = bool(record["blessed"]), str(record["reason"])
+        blessed = bool(record["blessed"])
+        reason = str(record["reason"])
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
             f"there is no verdict {verdict}: run gate before publish, on this evaluation"
@@ -150,13 +164,14 @@ def add_decision(folder: Path, lineage: Lineage, evaluation: Path | None) -> Pat
     # An interrupted upload to a bucket may have replaced some of our files.
     if not complete and not bundles.intact(folder, but=PUBLISHED):
         raise InputError(f"{folder} is no complete bundle: run export again")
-    added = [evaluation / name for name in (VERDICT, REPORT)] if evaluation else []
-    decision = [path for path in added if path.is_file()]
-    same = all(
-        (folder / path.name).is_file() and (folder / path.name).read_bytes() == path.read_bytes()
-        for path in decision
-    )
-    if complete and same and lineage._asdict().items() <= mapping_of(folder / LINEAGE).items():
+    decision: list[Path] = []
+    if evaluation is not None:
+        added = (evaluation / name for name in (VERDICT, REPORT))
+        decision = [path for path in added if path.is_file()]
+    same_files = all(_has_content(folder / path.name, path.read_bytes()) for path in decision)
+    same_run = lineage._asdict().items() <= mapping_of(folder / LINEAGE).items()
+    has_all = same_files and same_run
+    if complete and has_all:
         return folder
     dataset_digest = Evaluation.read(folder / bundles.METRICS).dataset_digest
     skipped = {bundles.MANIFEST, bundles.SUCCESS, *PUBLISHED}
@@ -171,6 +186,10 @@ def add_decision(folder: Path, lineage: Lineage, evaluation: Path | None) -> Pat
     return folder
 
 
+def _has_content(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content
+
+
 def publish(
     folder: Path,
     name: str,
@@ -183,7 +202,8 @@ def publish(
 
     Return the URI, and why it is not the champion, '' if it is; `registry` gets the version before.
     """
-    uri, version = bundles.upload(folder, name, where), bundles.version(folder)
+    uri = bundles.upload(folder, name, where)
+    version = bundles.version(folder)
     if registry is not None:
         registry.register(where, name, version)
     current = move(where, name, version, expected, run_id)
@@ -203,7 +223,8 @@ def _prune(models: Store, keep: int, service: str) -> None:
     except KfpDdpError as error:
         print(f"no bundle was deleted: {error}")
         return
-    if deleted := attempts.prune(models, keep, keep_also):
+    deleted = attempts.prune(models, keep, keep_also)
+    if deleted:
         print(f"deleted {len(deleted)} old bundle(s): {', '.join(deleted)}")
 
 
@@ -216,7 +237,8 @@ def _report(run_dir: Path, facts: Mapping[str, Any], model: Artifact, summary: A
     tags = {f"kfp_ddp.bundle.{name}": str(facts[name]) for name in ("uri", "digest", "champion")}
     trackers.note(run_dir, {}, tags)
     lines = [f"## {facts['name']} {facts['version']}", "", cell(facts["uri"]), ""]
-    lines += [cell(facts["champion_stays"]), ""] if facts["champion_stays"] else []
+    if facts["champion_stays"]:
+        lines += [cell(facts["champion_stays"]), ""]
     lines += ["| | |", "|---|---|"]
     lines += [f"| {key} | {cell(str(value))} |" for key, value in facts.items() if value != ""]
     write_artifact(summary, "\n".join(lines) + "\n")

@@ -20,14 +20,11 @@ from kfp_ddp.models.evaluation import LARGEST_PREDICTIONS, Evaluation, predictio
 from kfp_ddp.models.release import Variants
 from kfp_ddp.models.variants import FILES, MeasuredVariant, VariantsRecord
 from kfp_ddp.pictures.splits import sides_of
-from kfp_ddp.training.data.image_files import read
 from kfp_ddp.training.data.loader import fixed_batches
 from kfp_ddp.training.distributed import alone
 from kfp_ddp.training.state.checkpoint import ModelInfo
 
 BATCH = 32
-ANY_SIZE = "resize"
-"""The form for images of any size gets them one by one, as decoded; others get squares."""
 Details = dict[str, str | int]
 
 
@@ -57,16 +54,9 @@ def _int8(source: VariantSource, settings: Variants, target: Path) -> Details:
     return {"weights": "int8 a channel", "activations": "uint8", "calibration_images": count}
 
 
-def _resize(source: VariantSource, settings: Variants, target: Path) -> Details:
-    info = source.info
-    onnx_forms.write_resize(_needed(source, ONNX), target, info.image_size, info.reading.crop)
-    return {"input": "uint8 [batch, 3, height, width], as decoded"}
-
-
 _WRITERS: Mapping[str, Callable[[VariantSource, Variants, Path], Details]] = {
     "fp16": _half,
     "int8": _int8,
-    ANY_SIZE: _resize,
 }
 
 
@@ -86,26 +76,29 @@ def add(source: VariantSource, settings: Variants) -> tuple[VariantsRecord, dict
             left_out[name] = reason(error)
     predictions, failed = measure(forms, source) if forms else ({}, {})
     left_out |= failed
-    before: dict[str, tuple[str, str]] = {}
-    if predictions:
-        file = source.result.predictions
-        rows = prediction_rows(read_below(source.evaluation.parent, file, LARGEST_PREDICTIONS))
-        before = {row["path"]: (row["target"], row["predicted"]) for row in rows}
+    before = _checkpoint_predictions(source) if predictions else {}
     measured = [
         _measured(name, one, before, source, details[name]) for name, one in predictions.items()
     ]
-    for one in measured:
-        if -one.gain > settings.max_variant_drop:
-            left_out[one.name] = (
-                f"it loses {-one.gain:.4f} of the accuracy, {settings.max_variant_drop:g} is "
+    for form in measured:
+        if -form.gain > settings.max_variant_drop:
+            left_out[form.name] = (
+                f"it loses {-form.gain:.4f} of the accuracy, {settings.max_variant_drop:g} is "
                 "allowed (max_variant_drop)"
             )
     for dropped, why in left_out.items():
         (source.folder / FILES[dropped]).unlink(missing_ok=True)
         print(f"warning: {dropped} is left out: {why}", flush=True)
-    remaining = [one for one in measured if one.name not in left_out]
-    functions = {one.file: forms[one.name] for one in remaining}
+    remaining = [form for form in measured if form.name not in left_out]
+    functions = {form.file: forms[form.name] for form in remaining}
     return VariantsRecord(variants=remaining, left_out=left_out), functions
+
+
+def _checkpoint_predictions(source: VariantSource) -> dict[str, tuple[str, str]]:
+    """Return the target and the checkpoint's prediction of each sample by path."""
+    file = source.result.predictions
+    rows = prediction_rows(read_below(source.evaluation.parent, file, LARGEST_PREDICTIONS))
+    return {row["path"]: (row["target"], row["predicted"]) for row in rows}
 
 
 def _needed(source: VariantSource, file: str) -> Path:
@@ -123,7 +116,9 @@ def _measured(
     details: Details,
 ) -> MeasuredVariant:
     """Return a form's record, with the checkpoint's target and prediction by path in `before`."""
-    info, split, result = source.info, source.split, source.result
+    info = source.info
+    split = source.split
+    result = source.result
     tags = slices.read(result.tags, split.parent, predictions.index) if result.tags else None
     evaluation = results.summarise(
         predictions,
@@ -166,7 +161,8 @@ def measure(
     forms: Mapping[str, Predict], source: VariantSource
 ) -> tuple[dict[str, Predictions], dict[str, str]]:
     """Run all forms over the split in one pass; return predictions, and errors of the others."""
-    split, info = source.split, source.info
+    split = source.split
+    info = source.info
     index, _ = sides_of(split.parent, split.name, info.classes, info.config)
     seen = {name: Tally(len(info.classes)) for name in forms}
     failed: dict[str, str] = {}
@@ -175,12 +171,11 @@ def measure(
     work = ((index, keys) for keys in fixed_batches(index, BATCH, 0, 1))
     for (squares, targets, positions, *_), _ in batches(work, info.image_size, world, info.reading):
         readable += positions
-        for name in [name for name in forms if name not in failed]:
-            images = [squares]
-            if name == ANY_SIZE:
-                images = [read(index.where(position), info.reading)[None] for position in positions]
+        for name, predict in forms.items():
+            if name in failed:
+                continue
             try:
-                logits = torch.cat([forms[name](one.contiguous()) for one in images])
+                logits = predict(squares.contiguous())
             except Exception as error:  # noqa: BLE001  runtimes raise many errors
                 failed[name] = reason(error)
                 continue
@@ -190,7 +185,8 @@ def measure(
                 failed[name] = f"it gives NaN or infinity for {Path(path).name}"
                 continue
             seen[name].update(logits, torch.tensor(targets))
-    samples, skipped = index.only(readable), ("",) * (len(index) - len(readable))
+    samples = index.only(readable)
+    skipped = ("",) * (len(index) - len(readable))
     predictions = {
         name: Predictions(samples, skipped, tally, torch.empty(0))
         for name, tally in seen.items()

@@ -80,12 +80,14 @@ def fingerprint(
     dataset_digest: str, training: Mapping[str, Any], gate: Mapping[str, Any], image: str
 ) -> str:
     """Return a name for data, settings, rules and the workers' image: 16 hexadecimal digits."""
-    # kfp.local passes integers in a mapping as floats.
-    values = json.loads(
-        json.dumps([dataset_digest, training, gate, image]),
-        parse_float=lambda text: int(value) if (value := float(text)).is_integer() else value,
-    )
-    return sha256_of_json(values)[:16]
+    text = json.dumps([dataset_digest, training, gate, image])
+    return sha256_of_json(json.loads(text, parse_float=_number))[:16]
+
+
+def _number(text: str) -> float:
+    """Return an integer where it is one: kfp.local passes those in a mapping as floats."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def note(where: Store, name: str, *, version: str, champion: str, reason: str) -> None:
@@ -111,20 +113,35 @@ def prune(where: Store, keep: int, keep_also: Collection[str] = ()) -> list[str]
     `keep` exports and `keep` other records remain, also the champion, what it replaced or was
     compared with, `keep_also`, and every bundle that no attempt has exported.
     """
-    files = [name for name, _ in where.list(f"{FOLDER}/")]
-    records = [(file, attempt) for file in files if (attempt := _read(where, file))]
-    records.sort(key=lambda one: one[1].at, reverse=True)
-    exported = [one for one in records if one[1].version]
-    others = [file for file, one in records if not one.version]
+    exported: list[tuple[str, Attempt]] = []
+    others: list[str] = []
+    for file, attempt in _newest_first(where):
+        if attempt.version:
+            exported.append((file, attempt))
+        else:
+            others.append(file)
     current = champions.read_pointer(where)
     remaining = {*keep_also, current, champions.replaced_by(champions.history(where), current)}
+    # What the champion was compared with, and the newest.
     remaining |= {attempt.champion for _, attempt in exported if attempt.version == current}
     remaining |= {attempt.version for _, attempt in exported[:keep]}
-    old = dict.fromkeys(one.version for _, one in exported if one.version not in remaining)
+    versions = dict.fromkeys(attempt.version for _, attempt in exported)
+    old = [version for version in versions if version not in remaining]
     deleted = [version for version in old if champions.delete(where, version)]
-    for file in [file for file, one in exported if one.version in deleted] + others[keep:]:
+    of_deleted = [file for file, attempt in exported if attempt.version in deleted]
+    for file in (*of_deleted, *others[keep:]):
         where.delete(file)
     return deleted
+
+
+def _newest_first(where: Store) -> list[tuple[str, Attempt]]:
+    """Return the names of valid records, and the records."""
+    records: list[tuple[str, Attempt]] = []
+    for file, _ in where.list(f"{FOLDER}/"):
+        attempt = _read(where, file)
+        if attempt is not None:
+            records.append((file, attempt))
+    return sorted(records, key=lambda record: record[1].at, reverse=True)
 
 
 def _read(where: Store, file: str) -> Attempt | None:

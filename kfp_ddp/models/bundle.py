@@ -25,31 +25,44 @@ from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.store import Store
 
 NAME = RunFolder.BUNDLE
-WEIGHTS, ONNX, PROGRAM = "model.safetensors", "model.onnx", "model.pt2"
+WEIGHTS = "model.safetensors"
+ONNX = "model.onnx"
+PROGRAM = "model.pt2"
 CODE = "network.py"
 """The source file of a custom network, for information."""
-CLASSES, INTERFACE = "classes.json", "signature.json"
-METRICS, CONFIG, PROVENANCE = "metrics.json", "config.json", "provenance.json"
+CLASSES = "classes.json"
+INTERFACE = "signature.json"
+METRICS = "metrics.json"
+CONFIG = "config.json"
+PROVENANCE = "provenance.json"
 REFERENCE = "reference.csv"
 """What the network computes for a sample of the evaluated images."""
-PARITY, LATENCY, INFRA = "parity.json", "latency.json", "infra.json"
+PARITY = "parity.json"
+LATENCY = "latency.json"
+INFRA = "infra.json"
 VARIANTS = "variants.json"
 """The further forms; a bundle for which none was requested lacks it."""
 LINEAGE = "lineage.json"
 """The run of a published bundle."""
 PUBLISHED = frozenset({LINEAGE, VERDICT, REPORT})
 """The files that publishing adds to an exported bundle."""
-REQUEST, RESPONSE = "sample/request.json", "sample/response.json"
+REQUEST = "sample/request.json"
+RESPONSE = "sample/response.json"
 """A request of the v2 protocol, and the expected answer."""
-MANIFEST, SUCCESS = "MANIFEST.sha256", "_SUCCESS"
+MANIFEST = "MANIFEST.sha256"
+SUCCESS = "_SUCCESS"
 DELETING = "_DELETING"
 """A version with this file is being deleted, unless CHAMPION names it; it names who deletes."""
 SIGNATURE = "model.sig"
 """Signs all files and the two above, so no manifest lists it."""
 _UNLISTED = (MANIFEST, SUCCESS, SIGNATURE)
-LARGEST_MANIFEST, LARGEST_SUCCESS, LARGEST_SIGNATURE = 1 << 20, 100, 4 << 20
-LARGEST_CONFIG, LARGEST_MODEL = 16 << 20, 16 << 30
-"""Limits in bytes, the last for the config and other JSON files."""
+# Limits in bytes.
+LARGEST_MANIFEST = 1 << 20
+LARGEST_SUCCESS = 100
+LARGEST_SIGNATURE = 4 << 20
+LARGEST_CONFIG = 16 << 20
+"""Also of other JSON files."""
+LARGEST_MODEL = 16 << 30
 _LARGEST_FILE = 1 << 40
 _ASIDE = f".{NAME}-"
 _LOCK = "lock"
@@ -89,9 +102,12 @@ class Bundle:
         manifest = where.read(folder + MANIFEST, LARGEST_MANIFEST)
         success = where.read(folder + SUCCESS, LARGEST_SUCCESS)
         bundle = cls(where, folder, title, advice, manifest, success)
-        if sealed and manifest is None and success is not None:
+        if not sealed:
+            return bundle
+        if manifest is None and success is not None:
             raise bundle.damaged(f"{MANIFEST} is missing")
-        if sealed and (success or b"").decode(errors="replace").strip() != bundle.digest:
+        digest = (success or b"").decode(errors="replace").strip()
+        if digest != bundle.digest:
             raise bundle.damaged(f"{SUCCESS} is not the digest of {MANIFEST}")
         return bundle
 
@@ -139,11 +155,13 @@ class Bundle:
     def model_name(self) -> str:
         """The model's name, as in `serving/<name>/1/model.onnx`; without ONNX it is in `CONFIG`."""
         for name in self.listed:
-            if len(parts := name.split("/")) > 2 and parts[0] == "serving":
+            parts = name.split("/")
+            if len(parts) > 2 and parts[0] == "serving":
                 return parts[1]
-        export = mapping_in(self.read(CONFIG, LARGEST_CONFIG)).get("export")
-        inputs = export.get("made_of") if isinstance(export, dict) else None
-        return str(inputs.get("model_name", "model") if isinstance(inputs, dict) else "model")
+        value: Any = mapping_in(self.read(CONFIG, LARGEST_CONFIG))
+        for key in ("export", "made_of", "model_name"):
+            value = value.get(key) if isinstance(value, dict) else None
+        return "model" if value is None else str(value)
 
     def read(self, name: str, limit: int) -> bytes | None:
         """Return a file of at most `limit` bytes; None if it does not exist and is not listed."""
@@ -177,7 +195,8 @@ class Bundle:
             raise self.damaged(f"{MANIFEST} is missing")
         start = len(self.folder)
         existing = {name[start:] for name in self.where.entries(self.folder)}
-        if unlisted := existing - self.listed.keys() - {*_UNLISTED, *but}:
+        unlisted = existing - self.listed.keys() - {*_UNLISTED, *but}
+        if unlisted:
             raise self.damaged(f"{min(unlisted)} is not in {MANIFEST}")
         size = 0
         for name in self.listed.keys() - set(but):
@@ -206,7 +225,9 @@ class _Digest:
         return len(block)
 
     def seek(self, start: int) -> int:
-        self.digest, self.size = hashlib.sha256(), 0  # a new attempt starts at 0
+        # Each attempt to fetch starts at 0.
+        self.digest = hashlib.sha256()
+        self.size = 0
         return start
 
     def truncate(self) -> int:
@@ -325,8 +346,9 @@ def seal(folder: Path) -> str:
     manifest_digest = sha256(folder / MANIFEST)
     (folder / SUCCESS).write_text(manifest_digest + "\n")
     fsync(folder / SUCCESS)
-    for inner in (folder, *(p for p in folder.rglob("*") if p.is_dir())):
-        fsync(inner)
+    folders = [path for path in folder.rglob("*") if path.is_dir()]
+    for changed in (folder, *folders):
+        fsync(changed)
     return manifest_digest
 
 

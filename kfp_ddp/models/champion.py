@@ -29,12 +29,14 @@ from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.kinds import check_address, open_store
 from kfp_ddp.storage.store import Store, sha256_of
 
-CHAMPION, CHAMPIONS = "CHAMPION", "CHAMPIONS"
+CHAMPION = "CHAMPION"
+CHAMPIONS = "CHAMPIONS"
 ROLLBACK = "rollback"
 """`Change.by` of a move back."""
 _FILES: tuple[str, ...] = (FILE, METRICS)  # in a run's folder, and in a bundle
 _LARGEST_WEIGHTS = 4 << 30
-_LARGEST_POINTER, _LARGEST_HISTORY = 100, 4096
+_LARGEST_POINTER = 100
+_LARGEST_HISTORY = 4096
 _LONGEST_HISTORY = 20
 _ADVICE = "upload that bundle again, or name another champion"
 _VERSION = "[0-9a-f]{12}"
@@ -60,7 +62,8 @@ class Champion:
     def predictions(self) -> dict[str, Prediction] | None:
         """Return the prediction for each sample by path; None without a file of predictions."""
         name = self.evaluation.predictions
-        if (content := self.bundle.read(name, LARGEST_PREDICTIONS)) is None:
+        content = self.bundle.read(name, LARGEST_PREDICTIONS)
+        if content is None:
             return None
         return self.evaluation.parse_predictions(content, f"{self.uri}/{name}")
 
@@ -103,7 +106,8 @@ def find(
     names = _FILES
     if champion.endswith(".json"):
         parent, slash, name = champion.rpartition("/")
-        where, names = open_store(parent or slash or "."), (name,)
+        where = open_store(parent or slash or ".")
+        names = (name,)
         required = where.root if isinstance(where, Folder) else None
         bundle = Bundle.at(where, "", "the champion", _ADVICE)
         _refuse_deleted(bundle)
@@ -111,7 +115,9 @@ def find(
         where = open_store(champion)
         required = where.root.parent if isinstance(where, Folder) else None
         bundle = locate(where, "the champion", _ADVICE)
-    for name in names if bundle.manifest is not None or not bundle.model else ():
+    if bundle.manifest is None and bundle.model:
+        names = ()  # a model's folder without a champion
+    for name in names:
         content = bundle.read(name, LARGEST)
         if content is not None:
             check_signature(bundle, signer)
@@ -119,12 +125,14 @@ def find(
             return Champion(bundle, record)
     if bundle.manifest is not None:
         raise bundle.damaged(f"{names[-1]} is missing")
-    if required is not None and not (required.is_dir() or (may_be_first and _on_volume(required))):
-        raise InputError(
-            f"champion is {champion}, but the folder {required} does not exist: correct the path, "
-            "or create that folder if no model was exported yet"
-        )
-    return None
+    if required is None or required.is_dir():
+        return None
+    if may_be_first and _on_volume(required):
+        return None
+    raise InputError(
+        f"champion is {champion}, but the folder {required} does not exist: correct the path, "
+        "or create that folder if no model was exported yet"
+    )
 
 
 def _on_volume(missing: Path) -> bool:
@@ -138,9 +146,13 @@ def list_versions(where: Store, name: str = "") -> dict[str, list[str]]:
     marks: dict[str, set[tuple[str, str]]] = {SUCCESS: set(), DELETING: set()}
     for path, _ in where.list(f"{name}/" if name else ""):
         parts = path.split("/")
-        marked = len(parts) == 3 and parts[2] in marks and re.fullmatch(_VERSION, parts[1])
-        if marked and not reason_unsafe(parts[0]):
-            marks[parts[2]].add((parts[0], parts[1]))
+        if len(parts) != 3:
+            continue
+        model, version, file = parts
+        if file not in marks or not re.fullmatch(_VERSION, version):
+            continue
+        if not reason_unsafe(model):
+            marks[file].add((model, version))
     versions: dict[str, list[str]] = {}
     for model, version in sorted(marks[SUCCESS] - marks[DELETING]):
         versions.setdefault(model, []).append(version)
@@ -173,7 +185,8 @@ def locate(where: Store, title: str, advice: str) -> Bundle:
 
     It has no manifest if there is none. A bundle and a CHAMPION in one place are refused.
     """
-    bundle, pointer = Bundle.at(where, "", title, advice), read_pointer(where)
+    bundle = Bundle.at(where, "", title, advice)
+    pointer = read_pointer(where)
     name = where.place.rpartition("/")[2]
     if pointer or where.exists(CHAMPIONS):
         if bundle.manifest is not None:
@@ -188,7 +201,8 @@ def locate(where: Store, title: str, advice: str) -> Bundle:
                     f"{where.uri}/{CHAMPION} names {bundle.uri}, which does not exist: upload that "
                     f"bundle again, or write another version into {CHAMPION}"
                 )
-        bundle, version = replace(bundle, model=name), pointer
+        bundle = replace(bundle, model=name)
+        version = pointer
     elif bundle.manifest is not None:
         _refuse_deleted(bundle)
         version = name if re.fullmatch(_VERSION, name) else ""
@@ -217,7 +231,8 @@ def move(where: Store, name: str, version: str, expected: str, by: str = "") -> 
 
     CHAMPIONS is written first: an entry that CHAMPION did not follow has no effect.
     """
-    file, current = f"{name}/{CHAMPION}", ""
+    file = f"{name}/{CHAMPION}"
+    current = ""
     if read_pointer(where, name) == expected != version:
         _add_to_history(where, name, version, expected, by)
 
@@ -246,7 +261,8 @@ def delete(where: Store, version: str) -> bool:
     with that mark, which goes last, so that an interrupted deletion can be completed by another.
     """
     mark = f"{version}/{DELETING}"
-    own, deleted = os.urandom(8).hex().encode(), False
+    own = os.urandom(8).hex().encode()
+    deleted = False
     where.write(mark, own)
 
     def change(content: bytes | None) -> bytes | None:
@@ -274,8 +290,12 @@ def _is_kept(where: Store, version: str, pointer: str) -> bool:
 
 def _empty(where: Store, version: str, own: bytes) -> None:
     """Delete the files of a version, the mark last, as long as that is our `own`."""
-    mark, success = f"{version}/{DELETING}", f"{version}/{SUCCESS}"
-    while names := set(where.entries(f"{version}/")) - {mark}:
+    mark = f"{version}/{DELETING}"
+    success = f"{version}/{SUCCESS}"
+    while True:
+        names = set(where.entries(f"{version}/")) - {mark}
+        if not names:
+            break
         for name in sorted(names, key=lambda name: name != success):
             if where.read(mark, LARGEST_SUCCESS) != own:
                 return  # another one deletes it, or has: a new upload may be there
@@ -316,11 +336,13 @@ def history(where: Store, name: str = "") -> list[Change]:
 
 def replaced_by(known: list[Change], version: str) -> str | None:
     """Return what this version replaced when last promoted, by moves that happened; or None."""
-    at = version
-    for one in reversed(known):
-        if one.version == at == version and one.by != ROLLBACK:
-            return one.replaced
-        at = one.replaced if one.version == at else at
+    at = version  # what CHAMPION named after the change that is looked at
+    for change in reversed(known):
+        if change.version != at:
+            continue  # CHAMPION did not follow it
+        if at == version and change.by != ROLLBACK:
+            return change.replaced
+        at = change.replaced
     return None
 
 

@@ -247,7 +247,8 @@ def _read(path: Path, limit: int, what: str) -> bytes:
 
 def wilson(correct: int, samples: int) -> tuple[float, float]:
     """Return the Wilson score interval of a share (Wilson 1927, JASA 22:209), clipped to 0 to 1."""
-    p, z = correct / samples, Z_95
+    p = correct / samples
+    z = Z_95
     shrink = 1 + z * z / samples
     centre = (p + z * z / (2 * samples)) / shrink
     half = z / shrink * math.sqrt(p * (1 - p) / samples + z * z / (4 * samples * samples))

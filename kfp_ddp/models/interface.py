@@ -101,7 +101,8 @@ def read_interface(bundle: Bundle) -> Interface:
     classes = bundle.record(CLASSES, _Classes)
     if signature is None or classes is None:
         raise bundle.damaged(f"{'classes' if signature else 'signature'}.json is missing")
-    size, before = signature.inputs[0].shape[2], signature.preprocessing
+    size = signature.inputs[0].shape[2]
+    before = signature.preprocessing
     return Interface(classes.root, before.short_side, size, before.background, before.value_range)
 
 
@@ -112,5 +113,6 @@ def read_sample(bundle: Bundle) -> Sample | None:
     response = bundle.record(RESPONSE, _Response, _LARGEST)
     if content is None or request is None or response is None:
         return None
-    output, allowed = response.outputs[0], response.parameters.allowed_abs_difference
+    output = response.outputs[0]
+    allowed = response.parameters.allowed_abs_difference
     return Sample(content, request.inputs[0], output.name, output.data, allowed)

@@ -1,12 +1,9 @@
-"""ONNX models in ONNX Runtime or OpenVINO, on the CPU."""
+"""ONNX models in ONNX Runtime, on the CPU."""
 
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +12,7 @@ from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError
 
 Logits = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
-ONNXRUNTIME, OPENVINO = "onnxruntime", "openvino"
+ONNXRUNTIME = "onnxruntime"
 
 
 @dataclass(frozen=True)
@@ -34,32 +31,31 @@ class Loaded:
         return self.logits(images)
 
 
-def load(model: bytes, runtime: str = "", threads: int = 0) -> Loaded:
+def load(model: bytes, threads: int = 0) -> Loaded:
     """Load a model from the content of an ONNX file; InputError if it is refused.
 
-    `runtime` is empty for the first that is installed, `threads` 0 for one per core. Names of files
-    in the model mean nothing to the runtime, which finds no other file where it looks.
+    `threads` is 0 for one per core. Names of files in the model mean nothing to the runtime, which
+    finds no other file where it looks.
     """
     try:
         _check("model", memoryview(model))
     except (LookupError, ValueError, RecursionError) as error:
         why = str(error) if isinstance(error, ValueError) else "damaged parts"
         raise InputError(f"the ONNX model is refused, as it has {why}: export it again") from None
-    names = [runtime] if runtime else list(_LOADERS)
-    name = next((one for one in names if find_spec(one)), "")
-    if not name:
-        command = f"pip install {names[0]}"
-        raise InputError(f"this needs {' or '.join(names)}, and none is installed: {command}")
+    if not find_spec(ONNXRUNTIME):
+        raise InputError(f"this needs {ONNXRUNTIME}, which is missing: pip install {ONNXRUNTIME}")
     try:
-        return _LOADERS[name](model, threads or machine.threads())
+        return _loaded(model, threads or machine.threads())
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        why = lines[-1][:250] if lines else repr(error)[:250]
         raise InputError(
-            f"{name} cannot load the model: {lines[-1].strip()[:250]}; try another runtime"
+            f"{ONNXRUNTIME} cannot load the model: {why}; try another version "
+            "of it, or export the model again"
         ) from error
 
 
-def _onnxruntime(model: bytes, threads: int) -> Loaded:
+def _loaded(model: bytes, threads: int) -> Loaded:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -71,7 +67,8 @@ def _onnxruntime(model: bytes, threads: int) -> Loaded:
         "session.model_external_initializers_file_folder_path", os.devnull
     )
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    (entry,), (output,) = session.get_inputs(), session.get_outputs()
+    (entry,) = session.get_inputs()
+    (output,) = session.get_outputs()
 
     def logits(images: NDArray[np.uint8]) -> NDArray[np.float32]:
         result: NDArray[np.float32] = session.run([output.name], {entry.name: images})[0]
@@ -81,35 +78,6 @@ def _onnxruntime(model: bytes, threads: int) -> Loaded:
         f"onnxruntime {onnxruntime.__version__}",
         (entry.name, _fixed(entry.shape)),
         (output.name, _fixed(output.shape)),
-        logits,
-    )
-
-
-def _openvino(model: bytes, threads: int) -> Loaded:
-    import openvino
-
-    core = openvino.Core()
-    # Its default on CPUs with bf16 is bf16, which differs by a percent.
-    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}
-    if threads:
-        settings["INFERENCE_NUM_THREADS"] = threads
-    # Files that a model names are searched in its folder, for bytes in the current one.
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "model.onnx")
-        file.write_bytes(model)
-        compiled = core.compile_model(core.read_model(file), "CPU", settings)
-    entry, output = compiled.input(0), compiled.output(0)
-
-    def logits(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        result: NDArray[np.float32] = compiled([images])[output]
-        return result.copy()  # the next call overwrites it
-
-    shapes = [[d.get_length() if d.is_static else -1 for d in port.partial_shape]
-              for port in (entry, output)]  # fmt: skip
-    return Loaded(
-        f"openvino {openvino.__version__.split('-')[0]}",
-        (entry.get_any_name(), tuple(shapes[0])),
-        (output.get_any_name(), tuple(shapes[1])),
         logits,
     )
 
@@ -132,22 +100,32 @@ Left out are external data of tensors, and what export does not write: sparse te
 training, and operators of other domains than ONNX's own.
 """
 
+# The wire types of protobuf.
+_VARINT = 0
+_SIZED = 2
+_FIXED_SIZES = {1: 8, 5: 4}
+"""Bytes of those of one size."""
+
 
 def _check(kind: str, message: memoryview) -> None:
     """Raise unless a message has allowed fields in their only spelling, as runtimes read others."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
-        field, wire_type = tag >> 3, tag & 7
+        field = tag >> 3
+        wire_type = tag & 7
         inner = _FIELDS[kind].get(field)
         if inner is None:
             raise ValueError(f"field {field} of a {kind}, such as weights in other files")
-        if wire_type == 0:
-            size, at = 0, _varint(message, at)[1]
+        if wire_type == _VARINT:
+            size = 0
+            at = _varint(message, at)[1]
+        elif wire_type == _SIZED:
+            size, at = _varint(message, at)
         else:
-            size, at = _varint(message, at) if wire_type == 2 else ({1: 8, 5: 4}[wire_type], at)
+            size = _FIXED_SIZES[wire_type]
         if inner:
-            if wire_type != 2:
+            if wire_type != _SIZED:
                 raise ValueError(f"field {field} of a {kind} in another wire type")
             _check(inner, message[at : at + size])
         at += size
@@ -157,13 +135,13 @@ def _check(kind: str, message: memoryview) -> None:
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
     """Return an integer and the position after it."""
-    value = shift = 0
+    value = 0
+    shift = 0
     while message[at] & 0x80:
         value |= (message[at] & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-    if shift > 63 or (shift and not message[at]):
+        at += 1
+        shift += 7
+    has_empty_end = shift > 0 and not message[at]
+    if shift > 63 or has_empty_end:
         raise ValueError("an integer in another spelling")
     return value | message[at] << shift, at + 1
-
-
-_LOADERS = {ONNXRUNTIME: _onnxruntime, OPENVINO: _openvino}

@@ -16,7 +16,7 @@ from kfp_ddp.models.inference_service import OURS, Runtime
 SERVICE = r"^$|^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 
 ADDRESS = r"^$|^https?://[^\s/?#@]+(/[^\s?#]*)?$"
-Variant = Literal["fp16", "int8", "resize"]
+Variant = Literal["fp16", "int8"]
 
 
 class Variants(Settings):
@@ -24,7 +24,7 @@ class Variants(Settings):
 
     variants: tuple[Variant, ...] = ()
     """Further model files, each evaluated on the complete split: fp16, int8 (calibrated on training
-    images), resize (takes decoded images of any size, resizes and crops them)."""
+    images)."""
     max_variant_drop: float = Field(0.02, ge=0, le=1)
     """Largest loss of accuracy of a further form, as a share; one that loses more is left out."""
     calibration_images: int = Field(256, ge=1, le=10_000)
@@ -111,7 +111,8 @@ class Deployment(Settings):
                 f"service_max_replicas={self.service_max_replicas} is not above service_replicas="
                 f"{self.service_replicas}: raise it, or leave it out for a fixed number of pods"
             )
-        if self.service and self.service_runtime == OURS and not self.service_image:
+        is_ours = self.service != "" and self.service_runtime == OURS
+        if is_ours and not self.service_image:
             raise ValueError(
                 f"service_runtime={OURS} needs service_image: one with this package and its extra "
                 "serve"

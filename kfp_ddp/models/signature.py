@@ -105,7 +105,8 @@ def key_of(signing: Signing) -> "PrivateKeyTypes | None":
     """Return the key that the settings name, from the bucket's secret; None for no key."""
     if not signing.sign_key:
         return None
-    pem, password = needed_secret(signing.sign_key, "sign_key"), ""
+    pem = needed_secret(signing.sign_key, "sign_key")
+    password = ""
     if signing.sign_password:
         password = needed_secret(signing.sign_password, "sign_password")
     return private_key(pem.encode(), password, f"sign_key ({signing.sign_key})")

@@ -8,8 +8,10 @@ from kfp_ddp.core.settings import Stored
 from kfp_ddp.models.bundle import VARIANTS, Bundle
 from kfp_ddp.models.evaluation import Evaluation
 
-FILES = {name: f"model.{name}.onnx" for name in ("fp16", "int8", "resize")}
+FILES = {name: f"model.{name}.onnx" for name in ("fp16", "int8")}
 """The file of each form."""
+RETIRED = {"resize": "retired: leave --variant out, the server resizes pictures itself"}
+"""Forms of earlier versions, which bundles may still have, and what to do."""
 LARGEST = 64 << 20
 
 

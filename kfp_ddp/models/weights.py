@@ -105,10 +105,11 @@ def _check(info: ModelInfo) -> None:
     """Raise ValueError or TypeError for values that no training can have."""
     if not (len(info.mean) == len(info.std) == 3):
         raise ValueError("mean and std are not of three channels")
-    if not all(math.isfinite(value) for value in (*info.mean, *info.std)) or min(info.std) <= 0:
+    are_finite = all(math.isfinite(value) for value in (*info.mean, *info.std))
+    if not are_finite or min(info.std) <= 0:
         raise ValueError("mean and std do not normalise")
-    if len(set(info.classes)) < max(2, len(info.classes)) or not all(
-        isinstance(name, str) for name in info.classes
-    ):
+    are_distinct = len(set(info.classes)) == len(info.classes) >= 2
+    are_names = all(isinstance(name, str) for name in info.classes)
+    if not are_distinct or not are_names:
         raise ValueError("classes are not two or more names")
     TrainConfig.create(data="-", output_dir="-", image_size=info.image_size)

@@ -50,8 +50,10 @@ _BLOCK = 1 << 20
 _COMMIT = re.compile("[0-9a-f]{40}")
 _POINTER = re.compile(rb"version https://git-lfs\S*\noid sha256:([0-9a-f]{64})\n")
 """What a hub keeps in git for a large file."""
-_SECONDS, _RETRY = 60.0, Retry(6, 0.5)
-_PROBE_SECONDS, _PROBES = 4.0, Retry(3)
+_SECONDS = 60.0
+_RETRY = Retry(6, 0.5)
+_PROBE_SECONDS = 4.0
+_PROBES = Retry(3)
 """Time-out and attempts of the question whether a file can be downloaded."""
 
 
@@ -79,12 +81,12 @@ def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) 
     They are looked for in torch's cache, the trainer image, then at `SOURCE`. Raise InputError if
     they cannot be had; never for auto. With `own_image` the workers have another image than ours.
     """
-    optional, name = pretrained == "auto", pretrained.removeprefix(PREFIX)
+    optional = pretrained == "auto"
     if pretrained == "false" or (optional and not files_of(model)):
         return RANDOM_START
-    if pretrained not in ("auto", "true") and name == pretrained:
+    if not _is_published(pretrained):
         return Start(pretrained, network_in(pretrained), f"starts from {pretrained}")
-    name = DEFAULT if name == pretrained else name
+    name = _published_name(pretrained)
     file = file_of(name, model)
     if optional and images >= MOST_IMAGES:
         return RANDOM_START._replace(
@@ -92,35 +94,52 @@ def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) 
         )
     what = f"published weights of {model} ({name})"
     value = "true" if name == DEFAULT else pretrained
-    if is_intact(path := cached(file)):
+    path = cached(file)
+    if is_intact(path):
         return Start(value, model, f"starts from {what}, in {path}")
-    if name == DEFAULT and not own_image and model in os.environ.get(BAKED, "").split():
+    is_baked = name == DEFAULT and model in os.environ.get(BAKED, "").split()
+    if is_baked and not own_image:
         return Start(value, model, f"starts from {what}, in the trainer image")
-    source = os.environ.get(SOURCE, "")
-    if why := reason(source):
-        raise InputError(f"{SOURCE} {why}, and it is recorded as the origin: give it without")
-    address = f"{source}/{file}" if source else _pinned(address_of(file))
+    address = _published_address(file)
     problem = _problem_of(address)
     if not problem:
         return Start(address, model, f"starts from {what}, at {address}")
     if optional:
         return RANDOM_START._replace(origin=f"random weights, as {what} cannot be had: {problem}")
-    raise (UnavailableError if problem.retryable else InputError)(
+    kind = UnavailableError if problem.retryable else InputError
+    raise kind(
         f"{what} cannot be had: {problem}; put the file at {path}, give pretrained an address "
         "that can be reached, or set pretrained=false"
     )
 
 
+def _is_published(pretrained: str) -> bool:
+    """Return whether the setting means weights that a library publishes, not a path or address."""
+    return pretrained in ("auto", "true") or pretrained.startswith(PREFIX)
+
+
+def _published_name(pretrained: str) -> str:
+    """Return the name of published weights."""
+    return pretrained.removeprefix(PREFIX) if pretrained.startswith(PREFIX) else DEFAULT
+
+
+def _published_address(file: str) -> str:
+    """Return where a file of published weights is, by `SOURCE` or its publisher."""
+    source = os.environ.get(SOURCE, "")
+    why = reason(source)
+    if why:
+        raise InputError(f"{SOURCE} {why}, and it is recorded as the origin: give it without")
+    return f"{source}/{file}" if source else _pinned(address_of(file))
+
+
 def obtain(pretrained: str, model: str, images: int = 0) -> Start:
     """Return what `find` does, with torchvision's weights downloaded to torch's cache."""
     start = find(pretrained, model, images)
-    ours = pretrained in ("auto", "true") or pretrained.startswith(PREFIX)
-    if not ours or not is_remote(address := start.pretrained):
+    address = start.pretrained
+    if not _is_published(pretrained) or not is_remote(address):
         return start
     print(f"downloading {address}", file=sys.stderr, flush=True)
-    target = cached(
-        file_of(pretrained.removeprefix(PREFIX) if ":" in pretrained else DEFAULT, model)
-    )
+    target = cached(file_of(_published_name(pretrained), model))
     try:
         _place(address, target, target.parent / f".{target.name}.{os.getpid()}")
     except KfpDdpError as error:
@@ -133,9 +152,13 @@ def obtain(pretrained: str, model: str, images: int = 0) -> Start:
 def network_in(address: str) -> str:
     """Return the network in the file name of weights, such as resnet18-f37072fd.pth; else ''."""
     file = _file_name(address)
+    if "." not in file:
+        return ""
+    for network, files in TORCHVISION.items():
+        if file in files.values():
+            return network
     begun = [name for name in MODELS if re.match(rf"{name}(?![a-z0-9])", file)]
-    named = (network for network, files in TORCHVISION.items() if file in files.values())
-    return next(named, max(begun, key=len, default="")) if "." in file else ""
+    return max(begun, key=len, default="")
 
 
 def _pinned(address: str) -> str:

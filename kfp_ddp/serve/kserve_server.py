@@ -69,7 +69,8 @@ def serve(
 ) -> None:
     """Serve until a signal; in a pod, drain first. There is no gRPC with port 0."""
     models = ModelRepository()
-    served, plane = Served(model, name, largest, waiting), DataPlane(models)
+    served = Served(model, name, largest, waiting)
+    plane = DataPlane(models)
     models.update(served)
     progress = InProgress()
     host = f"[{listen}]" if ":" in listen else listen
@@ -104,7 +105,9 @@ class _Server(uvicorn.Server):
         progress: InProgress,
     ) -> None:
         super().__init__(config)
-        self._servicer, self._address, self._line = servicer, address, line
+        self._servicer = servicer
+        self._address = address
+        self._line = line
         self._limit = MessageLimit(progress)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -198,17 +201,19 @@ async def _picture(request: Request) -> bytes:
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         return await request.body()
     async with request.form(max_files=1) as form:
-        (file,) = (*(one for one in form.values() if isinstance(one, UploadFile)), None)[:1]
-        if file is None:
-            raise InputError("the form has no file: give one, as curl -F file=@picture.jpg does")
-        return await file.read()
+        for value in form.values():
+            if isinstance(value, UploadFile):
+                return await value.read()
+    raise InputError("the form has no file: give one, as curl -F file=@picture.jpg does")
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
-    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
+    codes = (code for kind, code in _STATUS.items() if isinstance(error, kind))
+    status = next(codes, 500)
     text: Any = error
     if isinstance(error, HTTPException):
-        status, text = error.status_code, error.detail
+        status = error.status_code
+        text = error.detail
     elif isinstance(error, RequestValidationError):
         first = error.errors()[0]
         text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -60,7 +60,8 @@ class InProgress:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._turn, self._change = asyncio.Lock(), asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._change = asyncio.Event()
 
     def add(self, size: int) -> None:
         """Count more, or less, bytes."""
@@ -81,52 +82,82 @@ class BodyLimit:
 
     def __init__(self, app: "ASGIApp", progress: InProgress, picture_path: str) -> None:
         """Limit JSON, JSON with binary data, and a path for pictures."""
-        self._app, self._progress, self._picture_path = app, progress, picture_path
+        self._app = app
+        self._progress = progress
+        self._picture_path = picture_path
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         """Forward a request until its body exceeds a limit."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, start = Headers(scope=scope), time.monotonic()
-        declared, arrived, complete = int(headers.get("content-length", 0)), 0, False
-        json_size = headers.get(_JSON_HEADER, "")
-        is_number = json_size.isascii() and json_size.isdigit() and len(json_size) < 20
-        limit = MAX_BODY if is_number else MAX_JSON
-        if scope["path"] == self._picture_path:
-            limit = MAX_PICTURE
-        is_large = declared > limit or (limit == MAX_BODY and int(json_size) > MAX_JSON)
-        advice = f"more than {limit >> 10:,} KiB: send fewer images, or as binary data"
-
-        async def limited() -> "Message":
-            nonlocal arrived, complete
-            if complete:
-                return await receive()  # waits for the client to disconnect
-            if headers.get("sec-fetch-site") == "cross-site":
-                raise HTTPException(403, "a page of another site sent this: open the page of /")
-            if json_size and not is_number:
-                raise HTTPException(400, f"{_JSON_HEADER} is no number of bytes: {json_size[:20]}")
-            if is_large:
-                raise HTTPException(413, advice)
-            left = start + READ_TIMEOUT + arrived / SLOWEST - time.monotonic()
-            try:
-                message = await asyncio.wait_for(receive(), min(READ_TIMEOUT, left))
-            except TimeoutError:
-                raise HTTPException(408, "too little data: send the body faster") from None
-            size = len(message.get("body", b""))
-            arrived += size
-            self._progress.add(size)
-            if arrived > limit:
-                raise HTTPException(413, advice)
-            if self._progress.bytes > MAX_TOTAL:
-                raise HTTPException(503, "too much data of other requests: retry later")
-            complete = not message.get("more_body", False)
-            return message
-
+        is_picture = scope["path"] == self._picture_path
+        body = _Body(Headers(scope=scope), is_picture, receive, self._progress)
         try:
-            await self._app(scope, limited, send)
+            await self._app(scope, body.receive, send)
         finally:
-            self._progress.add(-arrived)
+            self._progress.add(-body.arrived)
+
+
+class _Body:
+    """The body of a request, which is received up to its limits."""
+
+    def __init__(
+        self, headers: Headers, is_picture: bool, receive: "Receive", progress: InProgress
+    ) -> None:
+        self.arrived = 0
+        """Bytes."""
+        self._complete = False
+        self._start = time.monotonic()
+        self._headers = headers
+        self._receive = receive
+        self._progress = progress
+        self._limit = MAX_BODY if _json_bytes(headers) is not None else MAX_JSON
+        if is_picture:
+            self._limit = MAX_PICTURE
+        self._advice = f"more than {self._limit >> 10:,} KiB: send fewer images, or as binary data"
+
+    def _check_headers(self) -> None:
+        """Raise HTTPException for what the headers tell before any data arrives."""
+        if self._headers.get("sec-fetch-site") == "cross-site":
+            raise HTTPException(403, "a page of another site sent this: open the page of /")
+        given = self._headers.get(_JSON_HEADER, "")
+        json_bytes = _json_bytes(self._headers)
+        if given and json_bytes is None:
+            raise HTTPException(400, f"{_JSON_HEADER} is no number of bytes: {given[:20]}")
+        if int(self._headers.get("content-length", 0)) > self._limit:
+            raise HTTPException(413, self._advice)
+        before_binary = json_bytes or 0
+        if self._limit == MAX_BODY and before_binary > MAX_JSON:
+            raise HTTPException(413, self._advice)
+
+    async def receive(self) -> "Message":
+        """Return the next part of the body; raise HTTPException at a limit."""
+        if self._complete:
+            return await self._receive()  # waits for the client to disconnect
+        self._check_headers()
+        left = self._start + READ_TIMEOUT + self.arrived / SLOWEST - time.monotonic()
+        try:
+            message = await asyncio.wait_for(self._receive(), min(READ_TIMEOUT, left))
+        except TimeoutError:
+            raise HTTPException(408, "too little data: send the body faster") from None
+        size = len(message.get("body", b""))
+        self.arrived += size
+        self._progress.add(size)
+        if self.arrived > self._limit:
+            raise HTTPException(413, self._advice)
+        if self._progress.bytes > MAX_TOTAL:
+            raise HTTPException(503, "too much data of other requests: retry later")
+        self._complete = not message.get("more_body", False)
+        return message
+
+
+def _json_bytes(headers: Headers) -> int | None:
+    """Return the bytes of JSON before binary data; None if there are none, or it is no number."""
+    given = headers.get(_JSON_HEADER, "")
+    if not given.isascii() or not given.isdigit():
+        return None
+    return int(given) if len(given) < 20 else None
 
 
 def _forget(error: BaseException | None) -> None:
@@ -199,7 +230,9 @@ class HttpConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse a request: 431 for its headers, else 400."""
-        if max(self._unread, self._head) <= MAX_HEAD and len(self.headers or ()) < MAX_HEADERS:
+        are_many = len(self.headers or ()) >= MAX_HEADERS
+        is_large = max(self._unread, self._head) > MAX_HEAD
+        if not are_many and not is_large:
             super().send_400_response(msg)
         elif not self.transport.is_closing():
             self.transport.write(_TOO_LARGE + b"\r\n\r\n")

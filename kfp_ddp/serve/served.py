@@ -43,30 +43,32 @@ class Ready:
 
     @property
     def form(self) -> tuple[int, int, str, str]:
-        """Arguments of `square` after the picture; a model for any size crops it itself."""
-        _, short_side, size, background, value_range = self.interface
-        size = short_side if -1 in self.loaded.entry[1][2:] else size
-        return short_side, size, background, value_range
+        """Arguments of `square` after the picture."""
+        return self.interface[1:]
 
 
 def ready(
     bundle: str,
     variant: str = "",
-    runtime: str = "",
     threads: int = 0,
     signer: "Signer | None" = None,
 ) -> Ready:
     """Load and test a verified model of a bundle; raise InputError.
 
-    `variant` is a further format, such as int8; others are as of `onnx_runtimes.load`.
+    `variant` is a further format, such as int8; `threads` is as of `onnx_runtimes.load`.
     """
     sealed = open_bundle(bundle, signer=signer)
     file = _file(sealed, variant)
     content = sealed.read(file, LARGEST_MODEL)
     if content is None:
         raise InputError(f"the bundle {sealed.uri} has no {file}, so no server can load it")
-    loaded = load(content, runtime, threads)
+    loaded = load(content, threads)
     interface = read_interface(sealed)
+    takes = loaded.entry[1][1:]
+    if takes != (3, interface.size, interface.size):
+        raise sealed.damaged(
+            f"{file} takes images {list(takes)}, not squares of {interface.size} pixels"
+        )
     _test(sealed, loaded, exact=not variant)
     return Ready(sealed, file, interface, loaded)
 
@@ -76,13 +78,13 @@ def _file(sealed: Bundle, variant: str) -> str:
     if not variant:
         return ONNX
     record = variants.read(sealed)
-    files = {one.name: one.file for one in record.variants if one.file.endswith(".onnx")}
+    files = {one.name: one.file for one in record.variants if one.name in variants.FILES}
     if variant not in files:
-        why = record.left_out.get(variant, "")
+        why = variants.RETIRED.get(variant) or record.left_out.get(variant, "")
+        because = f" ({why})" if why else ""
         raise InputError(
-            f"the bundle {sealed.uri} has no variant {variant} to serve"
-            + (f" ({why})" if why else "")
-            + f": it has {', '.join(files) or 'none'}"
+            f"the bundle {sealed.uri} has no variant {variant} to serve{because}: it has "
+            f"{', '.join(files) or 'none'}"
         )
     return files[variant]
 
@@ -104,7 +106,7 @@ def _test(sealed: Bundle, loaded: Loaded, exact: bool) -> None:
     if logits.size != expected.size or not np.abs(logits.ravel() - expected).max() <= allowed:
         raise InputError(
             f"{loaded.runtime} does not answer the sample of {sealed.uri} as the bundle does: "
-            "try another runtime, and report both versions"
+            "try another version of it, and report both"
         )
 
 
@@ -134,11 +136,14 @@ class Served(Model):  # type: ignore[misc]
     def __init__(self, model: Ready, name: str, largest: int, waiting: int) -> None:
         super().__init__(name)
         self.version = model.sealed.version
-        self.classes, self.form = model.interface.classes, model.form
-        self.entry, self.output = model.loaded.entry, model.loaded.output
+        self.classes = model.interface.classes
+        self.form = model.form
+        self.entry = model.loaded.entry
+        self.output = model.loaded.output
         self.batches = Batches(model.loaded, largest, waiting, _BATCHED.observe)
         self.decoders = ThreadPoolExecutor(DECODERS, "decode")
-        self.decoding, self.waiting = 0, waiting
+        self.decoding = 0
+        self.waiting = waiting
         self.ready = True
         _INFO.labels(name, self.version, model.file, model.loaded.runtime).set(1)
 
@@ -197,24 +202,23 @@ class Served(Model):  # type: ignore[misc]
         """Return the images of a request; raises InvalidInput."""
         name, shape = self.entry
         expected = f"one input {name!r}, UINT8 {['batch', *shape[1:]]}".replace("'", '"')
-        if len(inputs) != 1 or inputs[0].name != name or inputs[0].datatype not in ("UINT8", BYTES):
-            actual = ", ".join(f"{one.name!r} {one.datatype}" for one in inputs) or "none"
+        given = [(one.name, one.datatype) for one in inputs]
+        if given not in ([(name, "UINT8")], [(name, BYTES)]):
+            actual = ", ".join(f"{one!r} {datatype}" for one, datatype in given) or "none"
             raise InvalidInput(f"give {expected}, or BYTES of picture files, not {actual[:200]}")
+        (entry,) = inputs
         try:
-            if inputs[0].datatype == BYTES:
-                return await self._decoded(_files(inputs[0]))
-            data = inputs[0].data  # empty with binary data
+            if entry.datatype == BYTES:
+                return await self._decoded(_files(entry))
+            data = entry.data  # empty with binary data
             if data and np.array(data).dtype.kind not in "iu":
                 raise ValueError("the data are no whole numbers")
-            images: Images = inputs[0].as_numpy()
+            images: Images = entry.as_numpy()
         except InputError as error:
             raise InvalidInput(str(error)) from None
         except (ValueError, TypeError, OverflowError, struct.error) as error:
             raise InvalidInput(f"give {expected} with as many bytes: {str(error)[:200]}") from None
-        fits = len(images.shape) == len(shape) and all(
-            size in (-1, actual) for size, actual in zip(shape[1:], images.shape[1:], strict=True)
-        )
-        if not fits or not images.size:
+        if images.shape[1:] != shape[1:] or not images.size:
             raise InvalidInput(f"give {expected}, not {list(images.shape)}")
         return np.ascontiguousarray(images)
 
@@ -272,7 +276,10 @@ class Batches:
         self, model: Logits, largest: int, waiting: int, observe: Callable[[int], None]
     ) -> None:
         """Call `model` in one thread with at most `largest` images; an empty queue accepts any."""
-        self._model, self._largest, self._limit, self._observe = model, largest, waiting, observe
+        self._model = model
+        self._largest = largest
+        self._limit = waiting
+        self._observe = observe
         self._thread = ThreadPoolExecutor(1, "model")
         self._queue: deque[tuple[Images, asyncio.Future[Floats]]] = deque()
         self._waiting = 0
@@ -311,14 +318,11 @@ class Batches:
                     future.set_result(answer)
 
     def _next(self) -> list[tuple[Images, asyncio.Future[Floats]]]:
-        """Return the next batch: images of one size, in the order of arrival."""
+        """Return the next batch, in the order of arrival."""
         batch = [self._queue.popleft()]
-        count, shape = len(batch[0][0]), batch[0][0].shape[1:]
-        while self._queue:
-            images = self._queue[0][0]
-            if count + len(images) > self._largest or images.shape[1:] != shape:
-                break
+        count = len(batch[0][0])
+        while self._queue and count + len(self._queue[0][0]) <= self._largest:
             batch.append(self._queue.popleft())
-            count += len(images)
+            count += len(batch[-1][0])
         self._waiting -= count
         return batch

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,7 @@ FILES = [
     *("serving/squares/labels.txt", "signature.json"),
 ]
 
-IN_OPENVINO = {"model.onnx in OpenVINO"} if find_spec("openvino") else set()
-COMPUTED = {"model.onnx", "model.pt2", "model.safetensors"} | IN_OPENVINO
+COMPUTED = {"model.onnx", "model.pt2", "model.safetensors"}
 
 
 @pytest.fixture(scope="session")
