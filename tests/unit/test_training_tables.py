@@ -196,6 +196,8 @@ def test_other_spelling_of_the_same_letters() -> None:
         (",,\n", "empty"),
         ("a.jpg,cat\nb.jpg,dog, small\nc.jpg,dog,y\n", r"`2` or in `3`"),
         ('a.jpg,cat\nb.jpg,"dog\n', "cannot be read"),
+        (f"a.jpg,cat\nb.jpg,{'x' * 140_000}\n", "cannot be read"),
+        (f"scan,{'x' * 1000}\na.jpg,x\n", r"line 1 .*\(scan, x{50,100}\.\.\.\).*#scan,LABEL"),
         ("id,breed,sex\na,x,m\nb,y,m\nc,y,f\n", r"`breed` or in `sex`.*#id,breed"),
         ("id,cat,dog\na,1,1\nb,0,1\n", "line 2 .*cat and dog"),
         ("id,cat,dog\na,1,0\nb,0,0\n", "line 3 "),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.text import same_text
+from kfp_ddp.core.text import one_line, same_text
 from kfp_ddp.training.data.sides import (
     TEST,
     TRAIN,
@@ -173,10 +173,12 @@ class _Table:
             return True
         if any(map(self._images.like, first)):
             return False
+        line = one_line(", ".join(first), 100)
+        name = one_line(first[0], 40)
         raise InputError(
-            f"line 1 of {self._what} ({', '.join(first)}) has neither the name of an image, such "
+            f"line 1 of {self._what} ({line}) has neither the name of an image, such "
             f"as {min(self._images.names, default='1.jpg')}, nor a known name of a column: if it "
-            f"is a header, choose columns, as in labels={self._table.name}#{first[0]},LABEL; the "
+            f"is a header, choose columns, as in labels={self._table.name}#{name},LABEL; the "
             "known ones are path and label"
         )
 

@@ -156,7 +156,7 @@ def _check_classes(train: Side, names: Sequence[str]) -> None:
     for name, members in sorted(train.classes.items()):
         if not members:
             raise InputError(
-                f"class folder {folder}{name} has {no_images(names, folder + name)}: fill it, "
+                f"class folder {folder}{name} has {no_images(names, f'{folder}{name}/')}: fill it, "
                 "remove it, or exclude it from the sync"
             )
     if len(train.classes) == 1:
