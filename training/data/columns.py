@@ -258,9 +258,7 @@ class _Table:
     def _label_columns(self) -> list[int]:
         """Return the column of classes, or a column for each class."""
         if self._table.chosen:
-            name = self._table.chosen[1]
-            names = [name] if name in self._positions else name.split("+")
-            return list(map(self._index, names))
+            return self._written_labels(self._table.chosen[1])
         setting = f"{self._heads[self._path]},{{}}"
         others = [at for at in self._others if at != self._split]
         known = [at for at in others if _plain(self._heads[at]) in _LABEL]
@@ -278,6 +276,11 @@ class _Table:
             f"{self._what} has no column of classes next to `{self._heads[self._path]}`: add one, "
             "such as label"
         )
+
+    def _written_labels(self, name: str) -> list[int]:
+        """Return the column of this name, or those with + between their names."""
+        names = [name] if name in self._positions else name.split("+")
+        return list(map(self._index, names))
 
     def _classes(self) -> list[str]:
         """Return the class of each row, or ''."""

@@ -265,10 +265,9 @@ def _roles(sides: dict[str, Side], forks: dict[str, set[str]], layout: str) -> d
 
 def _role_of(top: str, side: Side) -> str:
     """Return the split that a top-level folder may be by its name; folds are for training."""
-    role = role_in(top)
-    if not role and side and _FOLD.search(top):
-        return TRAIN
-    return role
+    if side and _FOLD.search(top):
+        return role_in(top) or TRAIN
+    return role_in(top)
 
 
 def _are_splits(
@@ -317,12 +316,14 @@ def assign_by_folders(names: Collection[str], layout: str = "auto") -> Assignmen
     roles = _roles(sides, forks, layout)
     if not any(roles.values()):
         return _class_folders(Side("", images, outside), forks, names, layout)
+    by_role: dict[str, list[Side]] = {}
+    for top, side in sides.items():
+        by_role.setdefault(roles[top], []).append(side)
     result = Assignment({TRAIN: Side()}, "")
     forms = []
     for role in SIDES:
-        own = [side for top, side in sides.items() if roles[top] == role]
-        if own:
-            forms.append(_add_split(result, role, own, names, layout))
+        if role in by_role:
+            forms.append(_add_split(result, role, by_role[role], names, layout))
     result.form = " and ".join(forms)
     aside = [top for top in forks if not roles[top]]
     result.leave_out(aside, "folders next to the splits: {:,}")
