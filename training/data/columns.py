@@ -66,7 +66,7 @@ class _Images:
         if (depth, suffix) not in self._ends:
             ends: dict[str, list[str]] = defaultdict(list)
             for name in self.names:
-                parts = _without_suffix(name, suffix).split("/")
+                parts = _without_suffix(name, suffix).rsplit("/", depth + 1)
                 ends["/".join(parts[-depth - 1 :])].append(name)
             self._ends[depth, suffix] = ends
         return self._ends[depth, suffix]
@@ -112,11 +112,14 @@ class _Table:
         by_name = zip(reversed(self._heads), reversed(places), strict=True)
         self._positions = dict(zip(numbers, places, strict=True)) | dict(by_name)
         self._cells = [column[self._start :] for column in table.columns]
-        self._values = [set(cells) - {""} for cells in self._cells]
-        if self._start and not first[-1] and self._values[-1]:
-            raise InputError(f"{self._what} has more cells in lines than in its header: quote them")
         self._path = self._path_column()
-        self._others = [at for at in places if self._values[at] and at != self._path]
+        self._values: dict[int, set[str]] = {}
+        """Cells of each other column that has any."""
+        for at, cells in enumerate(self._cells):
+            if at != self._path and any(cells):
+                self._values[at] = set(cells) - {""}
+        if self._start and not first[-1] and len(first) - 1 in self._values:
+            raise InputError(f"{self._what} has more cells in lines than in its header: quote them")
         self._roles: dict[str, str] = {}
         """Meaning of the cells in the column of splits; {} without such a column."""
         self._split = self._split_column()
@@ -229,7 +232,7 @@ class _Table:
     def _split_column(self) -> int:
         """Return the column of splits, and note what its values mean; -1 without."""
         chosen = self._table.chosen
-        columns = list(map(self._index, chosen[2:])) if chosen else self._others
+        columns = list(map(self._index, chosen[2:])) if chosen else list(self._values)
         splits = []
         for at in columns:
             if roles := self._roles_in(at):
@@ -239,7 +242,7 @@ class _Table:
 
     def _roles_in(self, at: int) -> dict[str, str]:
         """Return the splits that the values of a column mean; {} if it is not one of splits."""
-        values = self._values[at]
+        values = self._values.get(at, set())
         if all(map(role_in, values)):
             return {value: role_in(value) for value in values}
         head = _plain(self._heads[at])
@@ -260,7 +263,7 @@ class _Table:
         if self._table.chosen:
             return self._written_labels(self._table.chosen[1])
         setting = f"{self._heads[self._path]},{{}}"
-        others = [at for at in self._others if at != self._split]
+        others = [at for at in self._values if at != self._split]
         known = [at for at in others if _plain(self._heads[at]) in _LABEL]
         if known:
             return [self._only("classes", known, setting)]
