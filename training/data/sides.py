@@ -320,11 +320,11 @@ def assign_by_folders(names: Collection[str], layout: str = "auto") -> Assignmen
     for top, side in sides.items():
         by_role.setdefault(roles[top], []).append(side)
     result = Assignment({TRAIN: Side()}, "")
-    forms = []
+    forms = {}
     for role in SIDES:
         if role in by_role:
-            forms.append(_add_split(result, role, by_role[role], names, layout))
-    result.form = " and ".join(forms)
+            forms[role] = _add_split(result, role, by_role[role], names, layout)
+    result.form = " and ".join(forms.values())
     aside = [top for top in forks if not roles[top]]
     result.leave_out(aside, "folders next to the splits: {:,}")
     result.leave_out(outside, "images in no split: {:,}")
