@@ -22,7 +22,8 @@ _MAGIC = re.compile(
     re.DOTALL,
 )
 """First bytes of each format, by the name of its module in Pillow."""
-_CONVERT, _AGAIN = "save it as JPEG or PNG", "download the picture again"
+_CONVERT = "save it as JPEG or PNG"
+_AGAIN = "download the picture again"
 _CAMERA = "a raw file of a camera: export it as JPEG or TIFF"
 _OTHERS = {
     rb"version https://git-lfs": "a git-lfs pointer: run git lfs pull",
@@ -56,9 +57,16 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 """By EXIF orientation."""
-_BITS_PER_SAMPLE, _PLANES, _SAMPLE_FORMAT, _SIGNED = 0x0102, 0x011C, 0x0153, 2
-_SUBFILE, _PHOTOMETRIC, _DNG = 0x00FE, 0x0106, 0xC612
+_SUBFILE = 0x00FE
+_BITS_PER_SAMPLE = 0x0102
+_PHOTOMETRIC = 0x0106
+_PLANES = 0x011C
+_SAMPLE_FORMAT = 0x0153
+_DNG = 0xC612
 """Tags of TIFF."""
+_SEPARATE = 2
+_SIGNED = 2
+"""Values of `_PLANES` and of `_SAMPLE_FORMAT`."""
 _BITS = (8, 12, 14, 16)
 _OPAQUE_RGB = ("RGB", "RGBX", "P")
 
@@ -90,21 +98,26 @@ def open_picture(file: BinaryIO, reading: Reading = READING) -> Image.Image:
     except ImportError:
         raise ValueError("HEIC needs pip install 'kfp-ddp[heif]'") from None
     image: Image.Image = getattr(module, f"{kind}ImageFile")(file)
-    tags = getattr(image, "tag_v2", {})
-    bits = max(tags.get(_BITS_PER_SAMPLE, (8,)))
-    # Pillow reads these three kinds wrong, without an error.
-    if tags.get(_SUBFILE, 0) & 1 or _DNG in tags or (tags and head[8:10] == b"CR"):
-        raise ValueError(f"its first page is a preview; it is {_CAMERA}")
-    if tags.get(_PLANES) == _SIGNED and bits > 8:
-        raise ValueError("its planes of 16 bits cannot be read: save it with interleaved pixels")
-    if _SIGNED in tags.get(_SAMPLE_FORMAT, ()) and image.mode[0] not in "IF":
-        raise ValueError("its signed bytes cannot be read: save it as 16 bits, or unsigned")
+    _refuse_misread(image, head)
     if (pixels := image.width * image.height) > reading.max_pixels:
         raise ValueError(f"its {pixels} pixels are more than max_pixels={reading.max_pixels}")
     is_plain(image)  # it may have no palette
     # Pillow has a limit of its own for TIFF.
     Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS or pixels, pixels)
     return image
+
+
+def _refuse_misread(image: Image.Image, head: bytes) -> None:
+    """Raise ValueError for a TIFF of the three kinds that Pillow reads wrong, without an error."""
+    tags = getattr(image, "tag_v2", {})
+    if not tags:
+        return
+    if tags.get(_SUBFILE, 0) & 1 or _DNG in tags or head[8:10] == b"CR":
+        raise ValueError(f"its first page is a preview; it is {_CAMERA}")
+    if tags.get(_PLANES) == _SEPARATE and max(tags.get(_BITS_PER_SAMPLE, (8,))) > 8:
+        raise ValueError("its planes of 16 bits cannot be read: save it with interleaved pixels")
+    if _SIGNED in tags.get(_SAMPLE_FORMAT, ()) and not is_deep(image):
+        raise ValueError("its signed bytes cannot be read: save it as 16 bits, or unsigned")
 
 
 def _other(head: bytes) -> str:
@@ -134,17 +147,30 @@ def to_rgb(image: Image.Image, reading: Reading, orientation: int = 0) -> Image.
     image.load()
     orientation = orientation or _orientation(image)
     if is_deep(image):
-        inverted = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
-        values = np.asarray(image)
-        limits = _range_of(values, image.format in ("PNG", "PPM"), reading.value_range)
-        image = Image.fromarray(_to_8_bits(values, *limits[:: -1 if inverted else 1]))
+        image = _shallow(image, reading)
     elif image.has_transparency_data:
-        clear = image.convert("RGBA")
-        image = Image.new("RGB", clear.size, reading.background) if reading.background else clear
-        if reading.background:
-            image.paste(clear, mask=clear)
+        image = _on_background(image, reading)
     rgb = image if image.mode == "RGB" else image.convert("RGB")
     return rgb.transpose(_TURNS[orientation]) if orientation in _TURNS else rgb
+
+
+def _shallow(image: Image.Image, reading: Reading) -> Image.Image:
+    """Return a deep picture in 8 bits; raise ValueError if black and white are not clear."""
+    values = np.asarray(image)
+    black, white = _range_of(values, image.format in ("PNG", "PPM"), reading.value_range)
+    if getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0:
+        return Image.fromarray(_to_8_bits(values, white, black))
+    return Image.fromarray(_to_8_bits(values, black, white))
+
+
+def _on_background(image: Image.Image, reading: Reading) -> Image.Image:
+    """Return a picture with transparent pixels on the background, or as it is without one."""
+    clear = image.convert("RGBA")
+    if not reading.background:
+        return clear
+    opaque = Image.new("RGB", clear.size, reading.background)
+    opaque.paste(clear, mask=clear)
+    return opaque
 
 
 def _orientation(image: Image.Image) -> int:
@@ -165,8 +191,10 @@ def _range_of(values: NDArray[Any], full_range: bool, value_range: str) -> tuple
     if full_range and not fractions:
         return 0.0, 2.0**16 - 1
     values = np.nan_to_num(values)
-    least, largest = float(values.min()), float(values.max())
-    if fractions and least >= 0 and (1 / 255 <= largest <= 1 or not largest):
+    least = float(values.min())
+    largest = float(values.max())
+    is_share = largest == 0 or 1 / 255 <= largest <= 1
+    if fractions and is_share and least >= 0:
         return 0.0, 1.0
     if (values != np.rint(values)).any() or least < 0 or largest >= 2**16:
         raise ValueError(

@@ -25,17 +25,32 @@ _JPEG_PIXELS = b"\xff\xda"
 def plain_pixels(data: bytes) -> int:
     """Return the pixels of a complete PNG or WebP, RGB, opaque, upright, not animated; else 0."""
     if data[:8] == _PNG and data[24:28] == _PNG_RGB:
-        width, height = struct.unpack_from(">II", data, 16)
-        chunks = list(_chunks(data))
-        after = chunks[chunks.index(b"IDAT") :] if b"IDAT" in chunks else chunks
-        ends = [kind for kind in after if kind != b"IDAT"] == [b"IEND", b""]
-        return int(width * height) if ends and not _PNG_EXTRAS.intersection(chunks) else 0
-    if data[:4] == b"RIFF" and data[8:16] == b"WEBPVP8 " and len(data) > 30:
-        width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, 26))
-        size, pixels = (struct.unpack_from("<I", data, at)[0] for at in (4, 16))
-        complete = len(data) == size + 8 == pixels + pixels % 2 + 20
-        return int(width * height) if complete else 0
+        return _png_pixels(data)
+    if data[:4] == b"RIFF" and data[8:16] == b"WEBPVP8 ":
+        return _webp_pixels(data)
     return 0
+
+
+def _png_pixels(data: bytes) -> int:
+    chunks = list(_chunks(data))
+    if b"IDAT" not in chunks or not _PNG_EXTRAS.isdisjoint(chunks):
+        return 0
+    after = chunks[chunks.index(b"IDAT") :]
+    if [kind for kind in after if kind != b"IDAT"] != [b"IEND", b""]:
+        return 0
+    width, height = struct.unpack_from(">II", data, 16)
+    return int(width * height)
+
+
+def _webp_pixels(data: bytes) -> int:
+    if len(data) <= 30:
+        return 0
+    size = struct.unpack_from("<I", data, 4)[0]
+    pixels = struct.unpack_from("<I", data, 16)[0]
+    if not len(data) == size + 8 == pixels + pixels % 2 + 20:
+        return 0
+    width, height = struct.unpack_from("<HH", data, 26)
+    return int((width & 0x3FFF) * (height & 0x3FFF))
 
 
 def _chunks(data: bytes) -> Iterator[bytes]:
@@ -61,7 +76,8 @@ def is_usual(data: bytes) -> bool:
 
 def without_extras(data: bytes) -> bytes:
     """Return a JPEG without EXIF, colour profiles and comments, which change no pixel here."""
-    parts, end = [data[:2]], 2
+    parts = [data[:2]]
+    end = 2
     for marker, start, end in _segments(data):
         if marker not in _JPEG_EXTRAS:
             parts.append(data[start:end])
@@ -71,7 +87,9 @@ def without_extras(data: bytes) -> bytes:
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield the marker, start and end of each segment before the pixels of a JPEG."""
     at = 2
-    while at + 4 <= len(data) and data[at] == 0xFF and data[at : at + 2] != _JPEG_PIXELS:
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        if data[at : at + 2] == _JPEG_PIXELS:
+            return
         end = at + 2 + struct.unpack_from(">H", data, at + 2)[0]
         yield data[at + 1], at, end
         at = end
@@ -104,8 +122,7 @@ def _frame(data: bytes) -> Frame:
     at = 2
     orientation: int | None = None
     while True:
-        while data[at] != 0xFF:
-            at += 1
+        at = data.index(0xFF, at)
         while data[at] == 0xFF:
             at += 1
         marker = data[at]
@@ -115,11 +132,20 @@ def _frame(data: bytes) -> Frame:
             return Frame(height, width, components, orientation or 1, marker in _BASELINE, at + 3)
         if marker in _JPEG_END:
             raise ValueError("no size before its pixels")
-        if marker and marker not in _JPEG_ALONE:
-            length = struct.unpack_from(">H", data, at)[0]
-            if marker == _EXIF and orientation is None and data[at + 2 : at + 8] == _EXIF_MARK:
-                orientation = orientation_of(data[at + 8 : at + length])
-            at += length
+        if not marker or marker in _JPEG_ALONE:
+            continue
+        length = struct.unpack_from(">H", data, at)[0]
+        # Of several, the first EXIF counts.
+        if marker == _EXIF and orientation is None:
+            orientation = _orientation_in(data[at + 2 : at + length])
+        at += length
+
+
+def _orientation_in(segment: bytes) -> int | None:
+    """Return the orientation in a segment of a JPEG; None if it is not EXIF."""
+    if not segment.startswith(_EXIF_MARK):
+        return None
+    return orientation_of(segment[len(_EXIF_MARK) :])
 
 
 def orientation_of(tiff: bytes) -> int:

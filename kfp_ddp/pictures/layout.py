@@ -16,6 +16,7 @@ from kfp_ddp.pictures.sides import (
     TEST,
     TRAIN,
     VAL,
+    Assignment,
     Side,
     assign_by_folders,
     fork_of,
@@ -31,8 +32,10 @@ from kfp_ddp.pictures.sides import (
 from kfp_ddp.pictures.tables import Labels
 
 _SHOWN = 5
-_FEWEST, _TENTH = 2, 10
-"""Images of a class that validate at least, and up to how many a tenth of the class does."""
+_FEWEST = 2
+"""Images of a class that validate at least."""
+_TENTH = 10
+"""Images of a class up to which a tenth of it validates."""
 
 
 class LayoutRule(NamedTuple):
@@ -99,30 +102,40 @@ def lay_out(
     """
     names = list(names)
     try:
-        assignment = (
-            assign_by_labels(names, labels, layout) if labels else assign_by_folders(names, layout)
-        )
+        assignment = _assign(names, labels, layout)
         unify(assignment.sides.values(), classes or ())
         if classes is None:
             _check_classes(assignment.sides[TRAIN], names)
     except InputError as error:
         raise InputError("; ".join([str(error), *_systems(names)])) from None
     sides = {role: assignment.sides.get(role, Side()) for role in SIDES}
-    known = tuple(sorted(sides[TRAIN].classes) if classes is None else classes)
     by_name = VAL not in assignment.sides and (val_fraction > 0 or classes is None)
+    known = tuple(sorted(sides[TRAIN].classes) if classes is None else classes)
     if by_name:
         assignment.form += f", validation by name (val_fraction={val_fraction:g})"
         sides[VAL] = _split_by_name(sides[TRAIN], val_fraction, classes is None)
-    folder = sides[VAL].folder
-    check_known(sides[VAL], known, f"{folder}/" if folder else "the validation images")
-    for name in sorted(sides[TEST].classes.keys() - set(map(same_text, known))):
-        what = f"images of {name!r}, a class of {sides[TEST].folder}/ alone: {{:,}}"
-        assignment.leave_out(sides[TEST].classes[name], what)
+    _check_others(sides, known, assignment)
     tables = {table.name for table in labels}
     others = not_read(name for name in names if name not in tables)
     notes = (*assignment.notes, *_systems(names), *filter(None, [others]))
     train, val, test = (number(side, known) for side in sides.values())
     return Layout(known, train, val, test, by_name, assignment.form, notes)
+
+
+def _assign(names: list[str], labels: Sequence[Labels], layout: str) -> Assignment:
+    if labels:
+        return assign_by_labels(names, labels, layout)
+    return assign_by_folders(names, layout)
+
+
+def _check_others(sides: dict[str, Side], known: Sequence[str], assignment: Assignment) -> None:
+    """Raise InputError for unknown classes in validation, and note those that only test/ has."""
+    folder = sides[VAL].folder
+    check_known(sides[VAL], known, f"{folder}/" if folder else "the validation images")
+    test = sides[TEST]
+    for name in sorted(test.classes.keys() - set(map(same_text, known))):
+        what = f"images of {name!r}, a class of {test.folder}/ alone: {{:,}}"
+        assignment.leave_out(test.classes[name], what)
 
 
 def _systems(names: Sequence[str]) -> Iterator[str]:
@@ -156,17 +169,25 @@ def _check_classes(train: Side, names: Sequence[str]) -> None:
     for name, members in sorted(train.classes.items()):
         if not members:
             raise InputError(
-                f"class folder {folder}{name} has {no_images(names, folder + name)}: fill it, "
+                f"class folder {folder}{name} has {no_images(names, f'{folder}{name}/')}: fill it, "
                 "remove it, or exclude it from the sync"
             )
     if len(train.classes) == 1:
-        ((only, members),) = train.classes.items()
-        below = [name for name in members if name.startswith(f"{folder}{only}/")]
-        source, inner = fork_of(below, f"{folder}{only}")
-        hint = f"; {use_a_table(names)}" if tables_in(names) else ""
-        if len(inner) > 1:
-            hint = f"; if {some(sorted(inner))} are classes or splits, use {source}/ as the source"
-        raise InputError(f"there is one class only ({only}): a classifier needs two or more{hint}")
+        _refuse_one_class(train, folder, names)
+
+
+def _refuse_one_class(train: Side, folder: str, names: Sequence[str]) -> None:
+    """Raise InputError with the folders inside of the one class, or tables, as the remedy."""
+    ((only, members),) = train.classes.items()
+    start = f"{folder}{only}/"
+    below = [name for name in members if name.startswith(start)]
+    source, inner = fork_of(below, start.removesuffix("/"))
+    hint = ""
+    if len(inner) > 1:
+        hint = f"; if {some(sorted(inner))} are classes or splits, use {source}/ as the source"
+    elif tables_in(names):
+        hint = f"; {use_a_table(names)}"
+    raise InputError(f"there is one class only ({only}): a classifier needs two or more{hint}")
 
 
 def _split_by_name(train: Side, val_fraction: float, must: bool) -> Side:
@@ -192,7 +213,9 @@ def _split_by_name(train: Side, val_fraction: float, must: bool) -> Side:
 def _enough(chosen: int, images: int, val_fraction: float) -> int:
     """Return how many of a class validate: 2, or a tenth up to `_TENTH`, but at most half."""
     tenth = min(-(-images // 10), math.ceil(images * val_fraction), _TENTH)
-    return max(0, min(max(chosen, min(max(_FEWEST, tenth), images // 2)), images - 1))
+    least = min(max(_FEWEST, tenth), images // 2)
+    most = max(0, images - 1)
+    return min(max(chosen, least), most)
 
 
 def check_known(side: Side, known: Sequence[str], where: str) -> None:
@@ -206,9 +229,10 @@ def check_known(side: Side, known: Sequence[str], where: str) -> None:
 
 def number(side: Side, classes: Sequence[str]) -> Part:
     """Return the images of the classes, ordered by class and name, with class numbers."""
-    rows = [
-        (target, name)
-        for target, label in enumerate(classes)
-        for name in sorted(side.classes.get(same_text(label), ()))
-    ]
-    return Part(side.folder, tuple(name for _, name in rows), tuple(target for target, _ in rows))
+    names: list[str] = []
+    targets: list[int] = []
+    for target, label in enumerate(classes):
+        members = sorted(side.classes.get(same_text(label), ()))
+        names += members
+        targets += [target] * len(members)
+    return Part(side.folder, tuple(names), tuple(targets))

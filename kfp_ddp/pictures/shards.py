@@ -58,7 +58,8 @@ class Slices(NamedTuple):
 
     def where(self, position: int, path: str) -> Where:
         """Return the location of the member at a position; its path is `<root>/<name>`."""
-        file, name = self.files[self.shards[position]], path.removeprefix(f"{self.root}/")
+        file = self.files[self.shards[position]]
+        name = path.removeprefix(f"{self.root}/")
         return Where(file, self.offsets[position], self.sizes[position], name)
 
 
@@ -67,6 +68,10 @@ class Members(NamedTuple):
 
     names: tuple[str, ...]
     slices: Slices
+
+    def archive(self, position: int) -> str:
+        """Return the name of the archive of the member at a position."""
+        return Path(self.slices.files[self.slices.shards[position]]).name
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a file as `content` does; raise ValueError for an unknown name."""
@@ -139,7 +144,8 @@ def _is_header_of(block: bytes, where: Where) -> bool:
     # A name that is long or not ASCII is complete in an earlier block; here it is truncated.
     cut = len(stored) >= _SHORT
     names = (where.name.encode("utf-8", "surrogateescape"), where.name.encode("ascii", "replace"))
-    named = any(name == stored or (cut and name.startswith(stored)) for name in names)
+    begins = cut and any(name.startswith(stored) for name in names)
+    named = begins or stored in names
     return named and info.size == where.size
 
 
@@ -250,15 +256,21 @@ Piece = tuple[int, int]
 def runs(slices: Slices, positions: Sequence[int]) -> list[range]:
     """Group positions in storage order into pieces; return ranges of `positions`."""
     ranges: list[range] = []
-    begin, shard, start, end = 0, -1, 0, 0
+    begin = 0
+    shard = -1
+    start = 0
+    end = 0
     for at, position in enumerate(positions):
         offset = slices.offsets[position]
+        size = slices.sizes[position]
         close = shard == slices.shards[position] and 0 <= offset - end <= _GAP
-        if not close or offset + slices.sizes[position] - start > PIECE:
+        if not close or offset + size - start > PIECE:
             if at > begin:
                 ranges.append(range(begin, at))
-            begin, shard, start = at, slices.shards[position], offset
-        end = offset + slices.sizes[position]
+            begin = at
+            shard = slices.shards[position]
+            start = offset
+        end = offset + size
     return [*ranges, range(begin, len(positions))] if positions else []
 
 

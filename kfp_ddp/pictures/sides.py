@@ -21,7 +21,10 @@ _SYSTEM = re.compile(
     r"|FOUND\.\d{3}|Network Trash Folder|Temporary Items|_temporary|_delta_log|__pycache__)$"
 )
 """Folders that systems make, most by a sign in front that people rarely give to a class."""
-TRAIN, VAL, TEST = SIDES = ("train", "val", "test")
+TRAIN = "train"
+VAL = "val"
+TEST = "test"
+SIDES = (TRAIN, VAL, TEST)
 _WORDS = {
     **dict.fromkeys(("train", "training"), TRAIN),
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), VAL),
@@ -68,8 +71,10 @@ class Assignment:
 def role_in(name: str) -> str:
     """Return the split that words of a name mean: train, val or test; '' without just one."""
     words = _LETTERS.findall(_BORDER.sub(" ", same_text(name)))
-    roles = {_WORDS[word] for word in map(str.lower, words) if word in _WORDS}
-    return roles.pop() if len(roles) == 1 else ""
+    roles = {_WORDS.get(word.lower(), "") for word in words} - {""}
+    if len(roles) != 1:
+        return ""
+    return roles.pop()
 
 
 @lru_cache(1 << 16)
@@ -91,32 +96,47 @@ def is_ignored(name: str) -> bool:
     return known or last.endswith("_$folder$") or bool(system_folder(folder))
 
 
+def _is_other(name: str) -> bool:
+    """Return whether a file is of a user, and no image."""
+    return not is_image(name) and not is_ignored(name)
+
+
 def not_read(names: Iterable[str]) -> str:
     """Describe the files that are no images, by the end of their names; '' without."""
-    kinds = Counter(_kind(name) for name in names if not is_image(name) and not is_ignored(name))
+    kinds = Counter(map(_kind, filter(_is_other, names)))
     if not kinds:
         return ""
     most = kinds.most_common(_SHOWN)
+    shown = [f"{count:,} {kind}" for kind, count in most]
     rest = kinds.total() - sum(count for _, count in most)
-    shown = [f"{count:,} {kind}" for kind, count in most] + [f"{rest:,} others"] * (rest > 0)
-    misnamed = any(kind.startswith(("without", *SUFFIXES)) for kind in kinds)
-    hint = "; rename images so that they end in .jpg" * misnamed
-    hint += "; unpack archives" * any(kind.endswith(ARCHIVES) for kind in kinds)
-    return f"{kinds.total():,} file{'s' * (kinds.total() > 1)} not read: {', '.join(shown)}{hint}"
+    if rest:
+        shown.append(f"{rest:,} others")
+    files = "file" if kinds.total() == 1 else "files"
+    text = f"{kinds.total():,} {files} not read: {', '.join(shown)}"
+    if any(kind.startswith(("without", *SUFFIXES)) for kind in kinds):
+        text += "; rename images so that they end in .jpg"
+    if any(kind.endswith(ARCHIVES) for kind in kinds):
+        text += "; unpack archives"
+    return text
 
 
 def _kind(name: str) -> str:
     """Return the end of a file's name, such as .csv, .jpg.1 or .jpg_large."""
     _, *ends = name.rpartition("/")[2].lower().split(".")
-    two = len(ends) > 1 and f".{ends[-2]}" in SUFFIXES
-    return ".".join(["", *ends[-2 if two else -1 :]]) if ends else "without a suffix"
+    if not ends:
+        return "without a suffix"
+    if len(ends) > 1 and f".{ends[-2]}" in SUFFIXES:
+        return f".{ends[-2]}.{ends[-1]}"
+    return f".{ends[-1]}"
 
 
-def no_images(names: Iterable[str], folder: str = "") -> str:
-    """Return "no images", the suffixes of images, and what is in a folder instead."""
-    others = not_read(name for name in names if name.startswith(folder and f"{folder}/"))
-    hint = f"; {others}; convert pictures of other kinds to .jpg or .png" if others else ""
-    return f"no images ({', '.join(SUFFIXES)}{hint})"
+def no_images(names: Iterable[str], start: str = "") -> str:
+    """Return "no images", the suffixes of images, and the names with this start instead."""
+    others = not_read(name for name in names if name.startswith(start))
+    read = ", ".join(SUFFIXES)
+    if not others:
+        return f"no images ({read})"
+    return f"no images ({read}; {others}; convert pictures of other kinds to .jpg or .png)"
 
 
 def group_by_folder(names: Iterable[str]) -> dict[str, list[str]]:
@@ -132,13 +152,18 @@ def group_by_folder(names: Iterable[str]) -> dict[str, list[str]]:
 
 def side_of(names: Iterable[str], folder: str) -> Side:
     """Collect the class folders below a folder; '' is the dataset itself."""
-    side, start = Side(folder), len(folder) + 1 if folder else 0
+    side = Side(folder)
+    start = len(folder) + 1 if folder else 0
     for name in names:
         top, slash, _ = name[start:].partition("/")
-        if not system_folder(top if slash else ""):
-            members = side.classes.setdefault(top, []) if slash else side.loose
-            if is_image(name):
-                members.append(name)
+        if not slash:
+            members = side.loose
+        elif system_folder(top):
+            continue
+        else:
+            members = side.classes.setdefault(top, [])
+        if is_image(name):
+            members.append(name)
     return side
 
 
@@ -146,14 +171,16 @@ def unify(sides: Iterable[Side], known: Iterable[str] = ()) -> None:
     """Make classes one whose names are the same text; InputError for names that only look alike."""
     looks = {look(name): same_text(name) for name in known}
     for side in sides:
-        spellings, side.classes = side.classes, {}
-        for spelling in sorted(spellings):
+        classes: dict[str, list[str]] = {}
+        for spelling, members in sorted(side.classes.items()):
             name = same_text(spelling)
-            if (other := looks.setdefault(look(name), name)) != name:
+            other = looks.setdefault(look(name), name)
+            if other != name:
                 raise InputError(
                     f"the classes {other!a} and {name!a} look alike but differ: rename one"
                 )
-            side.classes[name] = side.classes.get(name, []) + spellings[spelling]
+            classes[name] = classes.get(name, []) + members
+        side.classes = classes
 
 
 def _top(names: Iterable[str], folder: str) -> Side:
@@ -161,20 +188,29 @@ def _top(names: Iterable[str], folder: str) -> Side:
     side = side_of(names, folder)
     while not side.loose and len(side.classes) == 1:
         (inner,) = side.classes
-        last = side.folder.rpartition("/")[2]
-        if inner.lower() != last.lower() and role_in(inner) != (role_in(last) or None):
+        if not _repeats(inner, side.folder.rpartition("/")[2]):
             break
         side = side_of(names, f"{side.folder}/{inner}")
     return side
 
 
+def _repeats(inner: str, outer: str) -> bool:
+    """Return whether a folder and the one in it have one meaning, such as seg_train/seg_train."""
+    if inner.lower() == outer.lower():
+        return True
+    role = role_in(outer)
+    return role != "" and role_in(inner) == role
+
+
 def fork_of(images: Iterable[str], folder: str) -> tuple[str, set[str]]:
     """Return the first folder, from this one down, with other than one folder, and its folders."""
     paths = {name[len(folder) + 1 :].rpartition("/")[0] for name in images}
-    while len(first := {path.partition("/")[0] for path in paths}) == 1 and "" not in first:
+    while True:
+        first = {path.partition("/")[0] for path in paths}
+        if len(first) != 1 or "" in first:
+            return folder, first - {""}
         folder = f"{folder}/{first.pop()}"
         paths = {path.partition("/")[2] for path in paths}
-    return folder, first - {""}
 
 
 def _check_forks(forks: dict[str, set[str]], classes: Collection[str], advice: str) -> bool:
@@ -182,50 +218,84 @@ def _check_forks(forks: dict[str, set[str]], classes: Collection[str], advice: s
     counts = Counter(chain.from_iterable(forks.values()))
     same = {name for name, count in counts.items() if 1 < count >= len(forks) / 2}
     alike = [folder for folder in forks if len(same & forks[folder]) > 1]
-    dates = len(alike) > 1 and all(map(_DATE.fullmatch, same))
-    if len(alike) > 1 and not dates and not set(classes).isdisjoint(alike):
-        outer, inner = some(alike), some(sorted(same))
+    if len(alike) < 2:
+        return False
+    if all(map(_DATE.fullmatch, same)):
+        return True
+    if not set(classes).isdisjoint(alike):
+        outer = some(alike)
+        inner = some(sorted(same))
         raise InputError(
             f"{outer} have the same folders {inner}: {advice.format(outer=outer, inner=inner)}"
         )
-    return dates
+    return False
 
 
 def _deep(forks: dict[str, set[str]]) -> list[str]:
     """Return a note about folders in class folders, if there are any."""
-    deep = [f"{folder}/{min(names)}" for folder, names in forks.items() if names]
+    deep = []
+    for folder, names in forks.items():
+        if names:
+            deep.append(f"{folder}/{min(names)}")
     return [f"folders in class folders are no classes: {some(deep)}"] if deep else []
 
 
 def some(names: Sequence[str]) -> str:
     """Return the first of some names."""
-    return ", ".join([*names[:3], *["…"] * (len(names) > 3)])
+    text = ", ".join(names[:3])
+    if len(names) > 3:
+        text += ", …"
+    return text
 
 
 def _roles(sides: dict[str, Side], forks: dict[str, set[str]], layout: str) -> dict[str, str]:
     """Return the split of top-level folders; {} if they are the classes, InputError if both."""
-    inside = {top: set(side.classes) if side else set() for top, side in sides.items()}
-    folds = {top: TRAIN for top in sides if inside[top] and _FOLD.search(top)}
-    roles = {top: role_in(top) or folds.get(top, "") for top in sides}
+    if layout == "classes":
+        return {}
+    roles = {top: _role_of(top, side) for top, side in sides.items()}
     others = [top for top in forks if not roles[top]]
-    if layout == "splits" and TRAIN not in roles.values():
-        roles |= dict.fromkeys(others, TRAIN)
-    if layout != "auto" or not others:
-        return {} if layout == "classes" else roles
+    if layout == "splits":
+        if TRAIN not in roles.values():
+            roles |= dict.fromkeys(others, TRAIN)
+        return roles
+    if not others or _are_splits(sides, forks, roles, others):
+        return roles
+    return {}
+
+
+def _role_of(top: str, side: Side) -> str:
+    """Return the split that a top-level folder may be by its name; folds are for training."""
+    if side and _FOLD.search(top):
+        return role_in(top) or TRAIN
+    return role_in(top)
+
+
+def _are_splits(
+    sides: dict[str, Side], forks: dict[str, set[str]], roles: dict[str, str], others: list[str]
+) -> bool:
+    """Return whether folders named as splits are splits, and not classes as the folders beside.
+
+    Raises InputError if both may be meant.
+    """
     advice = "set layout=classes if {outer} are the classes, or layout=splits if {inner} are"
     dates = _check_forks(forks, others, advice)
-    splits = {role: top for top, role in roles.items() if role and inside[top]}
+    inside = {top: set(side.classes) for top, side in sides.items() if side}
+    splits = {roles[top]: top for top in inside if roles[top]}
     train = inside.get(splits.get(TRAIN, ""), set())
-    if not dates and any(train & inside[top] for role, top in splits.items() if role != TRAIN):
-        return roles
+    alike = {role for role, top in splits.items() if train & inside[top]}
+    if dates and len(splits) == 1:
+        return False
+    # The classes of the training images in another split, too.
+    if not dates and alike - {TRAIN}:
+        return True
     for role, top in splits.items():
-        if (role == TRAIN or inside[top].intersection(others)) and not (dates and len(splits) == 1):
+        if role == TRAIN or not inside[top].isdisjoint(others):
             raise InputError(
                 f"{top}/ is next to {some(others)} and has the folders "
                 f"{some(sorted(inside[top]))}: set layout=splits if it is a split, or "
                 "layout=classes if all these are classes; exclude leaves folders out"
             )
-    return {}
+    return False
 
 
 def assign_by_folders(names: Collection[str], layout: str = "auto") -> Assignment:
@@ -233,7 +303,11 @@ def assign_by_folders(names: Collection[str], layout: str = "auto") -> Assignmen
     tops = group_by_folder(names)
     outside = list(filter(is_image, tops.pop("")))
     sides = {top: _top(members, top) for top, members in sorted(tops.items())}
-    forks = {top: fork_of(side.images, top)[1] for top, side in sides.items() if side.images}
+    images = {top: side.images for top, side in sides.items()}
+    forks = {}
+    for top, members in images.items():
+        if members:
+            forks[top] = fork_of(members, top)[1]
     if not outside and not forks:
         raise InputError(
             f"there are {no_images(names)}: put them in <class>/, or in train/<class>/ and "
@@ -241,31 +315,46 @@ def assign_by_folders(names: Collection[str], layout: str = "auto") -> Assignmen
         )
     roles = _roles(sides, forks, layout)
     if not any(roles.values()):
-        train = Side("", {top: side.images for top, side in sides.items()}, outside)
-        return _class_folders(train, forks, names, layout)
+        return _class_folders(Side("", images, outside), forks, names, layout)
+    by_role: dict[str, list[Side]] = {}
+    for top, side in sides.items():
+        by_role.setdefault(roles[top], []).append(side)
     result = Assignment({TRAIN: Side()}, "")
+    forms = {}
     for role in SIDES:
-        every = [side for top, side in sides.items() if roles[top] == role]
-        full = [side for side in every if side] or [side for side in every if side.loose] or every
-        if len(full) > 1 and any(role_in(side.folder.partition("/")[0]) for side in full):
-            one, other = (side.folder for side in full[:2])
-            raise InputError(
-                f"{one}/ and {other}/ are both for {role}: put the images in one of them, or "
-                "leave one out with exclude"
-            )
-        if full:
-            result.sides[role] = Side(full[0].folder if len(full) == 1 else "")
-            result.form += " and " * bool(result.form) + some([f"{one.folder}/" for one in full])
-        for side in full:
-            result.notes += _check_side(side, role, names, layout)
-            for label, images in side.classes.items():
-                result.sides[role].classes.setdefault(label, []).extend(images)
-        for side in every:
-            result.leave_out(side.loose, f"images of {side.folder}/ in no class folder: {{:,}}")
+        if role in by_role:
+            forms[role] = _add_split(result, role, by_role[role], names, layout)
+    result.form = " and ".join(forms.values())
     aside = [top for top in forks if not roles[top]]
     result.leave_out(aside, "folders next to the splits: {:,}")
     result.leave_out(outside, "images in no split: {:,}")
     return result
+
+
+def _add_split(
+    result: Assignment, role: str, sides: list[Side], names: Iterable[str], layout: str
+) -> str:
+    """Add the folders of one split, those of folds together, and return them as text.
+
+    Raises InputError for two folders that are no folds.
+    """
+    full = list(filter(len, sides)) or [side for side in sides if side.loose] or sides
+    folders = [f"{side.folder}/" for side in full]
+    named = [folder for folder in folders if role_in(folder.partition("/")[0])]
+    if named and len(full) > 1:
+        raise InputError(
+            f"{folders[0]} and {folders[1]} are both for {role}: put the images in one of them, "
+            "or leave one out with exclude"
+        )
+    split = Side(full[0].folder if len(full) == 1 else "")
+    for side in full:
+        result.notes += _check_side(side, role, names, layout)
+        for label, images in side.classes.items():
+            split.classes.setdefault(label, []).extend(images)
+    result.sides[role] = split
+    for side in sides:
+        result.leave_out(side.loose, f"images of {side.folder}/ in no class folder: {{:,}}")
+    return some(folders)
 
 
 def _class_folders(
@@ -286,40 +375,56 @@ def _class_folders(
 
 def _check_side(side: Side, role: str, names: Iterable[str], layout: str) -> list[str]:
     """Return notes; raise InputError without images or class folders, or with two readings."""
-    if role != TEST and side.loose and not side:
-        raise InputError(
-            f"{side.folder}/ has no class folders: put its {len(side.loose):,} images in "
-            f"{side.folder}/<class>/, {use_a_table(names)}, or set layout=classes if it is a class"
-        )
-    if role == VAL and not side:
-        raise InputError(
-            f"{side.folder}/ has {no_images(names, side.folder)}: fill it, or remove it to choose "
-            "validation images by name"
-        )
-    if role != TRAIN or not side:
+    if not side:
+        _refuse_empty(side, role, names)
         return []
-    if len(side.classes) > 1 and all(map(role_in, side.classes)) and layout == "auto":
+    if role != TRAIN:
+        return []
+    nested = len(side.classes) > 1 and all(map(role_in, side.classes))
+    if nested and layout == "auto":
         raise InputError(
             f"{side.folder}/ has the splits {some(sorted(side.classes))}: use it as the source, "
             "or set layout=splits if these are classes"
         )
-    folders = {f"{side.folder}/{name}": images for name, images in side.classes.items()}
-    forks = {folder: fork_of(images, folder)[1] for folder, images in folders.items()}
+    forks = {}
+    for name, images in side.classes.items():
+        folder = f"{side.folder}/{name}"
+        forks[folder] = fork_of(images, folder)[1]
     advice = "set layout=splits if {outer} are the classes; if {inner} are, move them up"
-    _check_forks(forks, folders if layout == "auto" else (), advice)
+    _check_forks(forks, forks if layout == "auto" else (), advice)
     return _deep(forks)
+
+
+def _refuse_empty(side: Side, role: str, names: Iterable[str]) -> None:
+    """Raise InputError for a split without classes; only that of tests may have none."""
+    if side.loose and role != TEST:
+        raise InputError(
+            f"{side.folder}/ has no class folders: put its {len(side.loose):,} images in "
+            f"{side.folder}/<class>/, {use_a_table(names)}, or set layout=classes if it is a class"
+        )
+    if role == VAL:
+        raise InputError(
+            f"{side.folder}/ has {no_images(names, f'{side.folder}/')}: fill it, or remove it to "
+            "choose validation images by name"
+        )
 
 
 def use_a_table(names: Iterable[str]) -> str:
     """Advise a table of labels in place of class folders, with an example of such a file."""
+    advice = "set labels to the name of a CSV of path,label in the dataset"
     tables = tables_in(names)
-    alike = [name for name in tables if name.rpartition("/")[2] == tables[0].rpartition("/")[2]]
-    like = f", such as {','.join(alike)}" if tables else ""
-    return f"set labels to the name of a CSV of path,label in the dataset{like}"
+    if not tables:
+        return advice
+    first = tables[0].rpartition("/")[2]
+    alike = [name for name in tables if name.rpartition("/")[2] == first]
+    return f"{advice}, such as {','.join(alike)}"
+
+
+def _is_table(name: str) -> bool:
+    return name.lower().endswith((".csv", ".jsonl", ".tsv")) and not is_ignored(name)
 
 
 def tables_in(names: Iterable[str]) -> list[str]:
     """Return the names of files that may be tables of labels, those for training first."""
-    kinds = (".csv", ".jsonl", ".tsv")
-    tables = (name for name in names if name.lower().endswith(kinds) and not is_ignored(name))
+    tables = filter(_is_table, names)
     return sorted(tables, key=lambda name: (name.count("/"), role_in(name) != TRAIN, name))

@@ -87,7 +87,9 @@ def splits_of(
     positions = _positions(data, packed) if packed else {}
 
     def index(part: Part) -> Index:
-        slices = packed.slices.only([positions[name] for name in part.names]) if packed else None
+        slices = None
+        if packed:
+            slices = packed.slices.only([positions[name] for name in part.names])
         return Index(data / part.folder, images.classes, _paths(data, part), part.targets, slices)
 
     test = index(images.test) if len(images.test) else None
@@ -100,15 +102,19 @@ def sides_of(
     """List a trained model's split, or a folder; with val also the other splits; InputError."""
     if split not in SIDES:
         return scan(data / split, classes), {}
-    share, labels = config.get("val_fraction"), str(config.get("labels", ""))
-    share = share if isinstance(share, int | float) else 0  # runs of early versions have none
+    share = config.get("val_fraction")
+    if not isinstance(share, int | float):
+        share = 0  # runs of early versions have none
+    labels = str(config.get("labels", ""))
     splits = splits_of(data, share, labels, str(config.get("layout", "auto")), classes)
     index = {TRAIN: splits.train, VAL: splits.val, TEST: splits.test}[split]
     if not index:
         raise InputError(
             f"the dataset {data} has no folder {split}/ with images: put them in {split}/<class>/"
         )
-    others = {TRAIN: splits.train, TEST: splits.test} if split == VAL else {}
+    if split != VAL:
+        return index, {}
+    others = {TRAIN: splits.train, TEST: splits.test}
     return index, {name: other for name, other in others.items() if other}
 
 
@@ -123,8 +129,8 @@ def _positions(data: Path, packed: shards.Members) -> dict[str, int]:
     for at, name in enumerate(packed.names):
         before = positions.setdefault(name, at)
         if before != at:
-            places = packed.slices.shards[before], packed.slices.shards[at]
-            first, second = (Path(packed.slices.files[place]).name for place in places)
+            first = packed.archive(before)
+            second = packed.archive(at)
             raise InputError(
                 f"dataset {data}: {name} is twice in its archives: in {first} and in {second}; "
                 "give each image a unique name"

@@ -35,20 +35,17 @@ class Labels:
     @classmethod
     def parse(cls, name: str, data: bytes, chosen: tuple[str, ...] = ()) -> "Labels":
         """Parse CSV, text in columns or JSON lines; raise InputError if invalid."""
-        wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        try:
-            text = data.decode("utf-16" if wide else "utf-8-sig")
-        except UnicodeDecodeError:
-            text = "\0"
-        if "\0" in text:
-            raise InputError(f"{name} is not text in UTF-8 or UTF-16: save it as CSV UTF-8")
+        text = _text_of(name, data)
         json_lines = name.lower().endswith((".jsonl", ".ndjson", ".json"))
-        keys: dict[str, int] = {}
         separator = re.match(r"sep=(.)\r?\n", text)  # Excel writes and reads this line
+        keys: dict[str, int] = {}
+        first = 1
         try:
             if json_lines:
+                first = 0
                 rows = _objects(text, keys)
             elif separator:
+                first = 2
                 rows = _lines(text[separator.end() :], separator[1])
             else:
                 rows = _lines(text)
@@ -59,18 +56,32 @@ class Labels:
             raise InputError(f"{name} is empty: add a row of path and label for each image")
         for key, at in keys.items():
             columns[at].insert(0, key)
-        return cls(name, columns, json_lines, chosen, 2 if separator else int(not json_lines))
+        return cls(name, columns, json_lines, chosen, first)
+
+
+def _text_of(name: str, data: bytes) -> str:
+    """Decode a table; raise InputError if it is no text."""
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        text = data.decode("utf-16" if wide else "utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise InputError(f"{name} is not text in UTF-8 or UTF-16: save it as CSV UTF-8")
+    return text
 
 
 def labels_of(setting: str, read: Callable[[str], bytes]) -> tuple[Labels, ...]:
     """Read the tables of a setting, `NAME[,NAME…][#PATH,LABEL[,SPLIT]]`; raise InputError."""
     names, _, columns = setting.partition("#")
-    if "," not in columns:  # a # in the name of a file
-        names, columns = setting, ""
-    chosen = tuple(column.strip() for column in columns.split(",")) if columns else ()
+    chosen: tuple[str, ...] = ()
+    if "," in columns:
+        chosen = tuple(map(str.strip, columns.split(",")))
+    else:
+        names = setting  # a # in the name of a file
     if len(chosen) > 3:
         raise InputError(f"labels={setting} names {len(chosen)} columns: name path, label, split")
-    files = [name.strip() for name in names.split(",") if name.strip()]
+    files = filter(None, map(str.strip, names.split(",")))
     return tuple(Labels.parse(name, read(name), chosen) for name in files)
 
 
@@ -78,17 +89,22 @@ def _by_column(rows: Iterator[list[str]]) -> tuple[list[str], ...]:
     columns: list[list[str]] = []
     shared: dict[str, str] = {}
     for count, row in enumerate(rows):
+        # A row may be wider than those before it, or shorter.
         columns += ([""] * count for _ in range(len(row) - len(columns)))
         row += [""] * (len(columns) - len(row))
         for column, cell in zip(columns, row, strict=True):
-            short = cell.strip()
-            column.append(shared.setdefault(short, short) if len(short) < _SHORT else short)
+            text = cell.strip()
+            if len(text) < _SHORT:
+                text = shared.setdefault(text, text)
+            column.append(text)
     return tuple(columns)
 
 
 def _lines(text: str, separator: str = "") -> Iterator[list[str]]:
     """Yield the cells of each line; of text without a separator the first word, and the rest."""
-    sample = text[:_SAMPLE].rpartition("\n")[0] if len(text) > _SAMPLE else text
+    sample = text
+    if len(text) > _SAMPLE:
+        sample = text[:_SAMPLE].rpartition("\n")[0]
     quote = "'" if sample.lstrip().startswith("'") else '"'
 
     def cells(part: str, separator: str, strict: bool = False) -> Iterator[list[str]]:
@@ -102,8 +118,11 @@ def _lines(text: str, separator: str = "") -> Iterator[list[str]]:
 
     def fit(separator: str) -> tuple[int, int]:
         """Return how many lines have as many cells as the first, and this number."""
-        widths = [len(row) for row in cells(sample, separator) if row] or [0]
-        return widths.count(widths[0]) if widths[0] > 1 else 0, widths[0]
+        widths = list(filter(None, map(len, cells(sample, separator))))
+        first = widths[0] if widths else 0
+        if first < 2:
+            return 0, first
+        return widths.count(first), first
 
     separator = separator or max(_SEPARATORS, key=fit)
     if fit(separator)[0]:

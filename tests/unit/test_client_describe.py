@@ -1,16 +1,18 @@
 """Runs described and compared, their logs and their downloads."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from kfp_ddp.client.kfp import pods
 from kfp_ddp.client.kfp.steps import Step
-from kfp_ddp.client.run import run_info
+from kfp_ddp.client.run import follow, run_info
 from kfp_ddp.client.run.comparison import setting_text
 from kfp_ddp.client.run.download import download
 from kfp_ddp.client.run.run_files import StoredFiles
@@ -227,17 +229,38 @@ def test_each_training_of_a_run_has_a_column(tmp_path: Path) -> None:
     assert compared["settings"]["epochs"] == [2, 3]
 
 
-def test_a_page_has_the_curves_of_all_runs(tmp_path: Path) -> None:
-    sides = [run_output.make(tmp_path / f"<{n}>", correct=n) for n in (80, 90)]
-    page = tmp_path / "page.html"
-    table = output("compare", *sides, "--html", page)
-    (row,) = [line for line in table.splitlines() if line.startswith("accuracy")]
-    assert row.endswith(" 90.0% (82.6% to 94.5%)")
-    assert "80.0% (71.1% to 86.7%)" in row
-    text = page.read_text()
-    assert "Validation accuracy by epoch; last values: A 80.00%, B 90.00%" in text
-    assert "&lt;80&gt;" in text
-    assert "<80>" not in text
+@pytest.mark.parametrize(("count", "tables"), [(2, 1), (5, 1), (6, 2)])
+def test_table_fits_in_80_columns_and_marks_the_best(
+    count: int, tables: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "console", lambda: Console(highlight=False, width=80))
+    correct = (60, 80, 95, 70, 90, 85)[:count]
+    sides = [
+        run_output.make(tmp_path / f"run[{n}]", correct=n, epochs=n, mixup=0.25) for n in correct
+    ]
+    table = output("compare", *sides)
+    lines = table.splitlines()
+    assert max(map(len, lines)) <= 80
+    rows: dict[str, list[str]] = {}
+    for line in lines:
+        name, *cells = re.split(r" {2,}", line.strip())
+        rows[name] = rows.get(name, []) + cells
+    best = max(correct)
+    assert rows["accuracy"] == [f"{n}.0% *" if n == best else f"{n}.0%" for n in correct]
+    assert rows["95 % interval"][:2] == ["50.2–69.1%", "71.1–86.7%"]
+    assert rows["epochs"] == list(map(str, correct))
+    assert "mixup" not in rows
+    assert sum(line.startswith("accuracy") for line in lines) == tables
+
+
+def test_figures_of_other_samples_have_no_best(tmp_path: Path) -> None:
+    sides = [run_output.make(tmp_path / str(n), correct=n) for n in (90, 60)]
+    assert "90.0% *" in output("compare", *sides)
+    other = run_output.evaluation(90, samples_digest="other").model_dump_json()
+    (sides[0] / TRAIN / "evaluation/evaluation.json").write_text(other)
+    table = output("compare", *sides)
+    assert "90.0%" in table
+    assert "*" not in table
 
 
 def test_invalid_input_is_an_error_of_one_line(tmp_path: Path) -> None:
@@ -247,7 +270,6 @@ def test_invalid_input_is_an_error_of_one_line(tmp_path: Path) -> None:
         (str(early),): "early has no training to compare: see kfp-ddp describe",
         (str(tmp_path / "empty"),): "contains no run: ",
         (str(tmp_path / "gone"),): "not found: give one of run --local",
-        (str(run_output.make(tmp_path / "one")), "--html", "no/page"): "No such file or directory",
     }
     for words, message in messages.items():
         assert message in str(call("compare", *words).exception)

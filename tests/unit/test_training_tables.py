@@ -96,11 +96,14 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]], separator: str = "
         table(("", "file", "kind"), ((f"{at}", *row) for at, row in enumerate(SIX.items()))),
         table(("file", "w", "x1", "ClassId"), ((n, "30", "5", v) for n, v in SIX.items()), ";"),
         table(("id", "source", "breed"), ((n, "web", v) for n, v in SIX.items())),
+        table(
+            ("id", "photo", "breed"), ((f"{5 - at}", *row) for at, row in enumerate(SIX.items()))
+        ),
         table(("image", "cat", "dog", "eel"), ((n, *FLAGS[v]) for n, v in SIX.items())),
     ],
 )
 @pytest.mark.parametrize("called", ["labels.csv", "meta/train.tsv", "map.txt"])
-def test_columns_are_known_by_what_they_hold(called: str, text: str | bytes) -> None:
+def test_columns_are_known_by_names_and_images(called: str, text: str | bytes) -> None:
     layout = laid_out([*SIX, called], text, called)
     assert classes_of(layout) == SIX
     assert layout.notes == ()
@@ -142,8 +145,10 @@ def test_setting_chooses_columns() -> None:
     ]
     names = [*SIX, *(f"masks/{name}" for name in SIX)]
     text = table(("scan", "mask", "group", "breed", "fold"), rows)
-    with pytest.raises(InputError, match=r"`scan` or in `mask`.*#scan,"):
+    with pytest.raises(InputError, match=r"scan, mask, group.*#scan,LABEL"):
         laid_out(names, text)
+    with pytest.raises(InputError, match=r"`scan` or in `mask`.*#scan,"):
+        laid_out(names, text.replace("breed", "label"))
     assert classes_of(laid_out(names, text, "labels.csv#scan,breed")) == SIX
     assert laid_out(names, text, "labels.csv#2,group").classes == ("a", "b")
     assert classes_of(laid_out(SIX, table((), rows), "labels.csv#1,4")) == SIX
@@ -187,17 +192,23 @@ def test_other_spelling_of_the_same_letters() -> None:
         ("a.jpg,cat\na.jpg,dog\n", r"a\.jpg both cat in train and dog in train"),
         ("a.jpg,cat\nb.jpg,\n", "line 2 "),
         ("path,label,split\na.jpg,cat,other\n", "other"),
-        ("label\ncat\n", "line 1 "),
+        ("label\ncat\n", "no column .*a.jpg.*: .*label"),
         (",,\n", "empty"),
         ("a.jpg,cat\nb.jpg,dog, small\nc.jpg,dog,y\n", r"`2` or in `3`"),
         ('a.jpg,cat\nb.jpg,"dog\n', "cannot be read"),
+        (f"a.jpg,cat\nb.jpg,{'x' * 140_000}\n", "cannot be read"),
+        (f"scan,{'x' * 1000}\na.jpg,x\n", r"line 1 .*\(scan, x{50,100}\.\.\.\).*#scan,LABEL"),
         ("id,breed,sex\na,x,m\nb,y,m\nc,y,f\n", r"`breed` or in `sex`.*#id,breed"),
         ("id,cat,dog\na,1,1\nb,0,1\n", "line 2 .*cat and dog"),
         ("id,cat,dog\na,1,0\nb,0,0\n", "line 3 "),
-        ("id,breed,fold\na,x,0\nb,y,1\n", "split '0' in `fold`.*#PATH,LABEL"),
+        ("id,breed,fold\na,x,0\nb,y,1\n", "splits 0, 1 in `fold`.*#PATH,LABEL"),
         ("id,breed,covid_test\na,x,0\nb,y,1\n", "`covid_test`"),
         ("id\na\nb\n", "no column of classes next to `id`"),
-        ("x,y\n1,2\n", "no column .*a.jpg"),
+        ("x,y\n1,2\n", r"line 1 .*\(x, y\).*a.jpg.*#x,LABEL"),
+        ("scan,breed\na.jpg,x\nb.jpg,y\n", r"line 1 .*\(scan, breed\).*#scan,LABEL"),
+        ("n01,cat\na,cat\nb,dog\n", r"line 1 .*\(n01, cat\)"),
+        ("name,label\nRex,dog\n", "no column .*a.jpg.*: name, label"),
+        ("path,label\nRex,dog\n", "names 1 files .*Rex first.*#PATH,LABEL"),
     ],
 )
 def test_table_that_does_not_fit_the_images_is_refused(text: str, why: str) -> None:

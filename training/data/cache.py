@@ -25,7 +25,10 @@ class Cache:
     """The prepared images of a split: i is in row i // parts of part i % parts, of a local rank."""
 
     def __init__(self, folder: Path, split: str, samples: int, parts: int) -> None:
-        self.folder, self.split, self.samples, self.parts = folder, split, samples, parts
+        self.folder = folder
+        self.split = split
+        self.samples = samples
+        self.parts = parts
         self._open: list[tuple[Tensor, list[tuple[int, int, int]]]] = []
 
     def build(
@@ -136,7 +139,8 @@ def folder_for(config: TrainConfig, splits: Sequence[Index]) -> Path | None:
         if index.slices:
             name.update(repr((index.paths, *index.slices)).encode())
     folder = base / f"kfp-ddp-cache-{os.geteuid()}-{name.hexdigest()[:16]}"
-    if not folder.is_dir() and base.is_dir() and shutil.disk_usage(base).free < 1.1 * expected:
+    is_new = not folder.is_dir() and base.is_dir()
+    if is_new and shutil.disk_usage(base).free < 1.1 * expected:
         raise StorageError(
             f"not enough space to cache {expected / 1e9:.2f} GB of decoded images in {base}: "
             "set cache_dir to another folder, or cache_gb=0"

@@ -1,6 +1,7 @@
 """Image files: decoding, the part of a JPEG that training needs, and broken or unusual images."""
 
 import io
+import math
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -56,15 +57,15 @@ def decode_part(data: bytes, needed: Needed) -> Decoded | None:
     frame = frame_of(data)
     if frame is None or frame.components != 3:
         return None
-    swapped, mirrored = 5 <= frame.orientation <= 8, _MIRRORED.get(frame.orientation, [])
-    height, width = frame.height, frame.width
-    if swapped:
-        height, width = width, height
+    swapped = 5 <= frame.orientation <= 8
+    mirrored = _MIRRORED.get(frame.orientation, [])
+    height = frame.width if swapped else frame.height
+    width = frame.height if swapped else frame.width
     by, rows = needed(height, width)
-    while mirrored and (height % by or width % by):  # the last pixel would be incomplete
+    while mirrored and math.gcd(height, width) % by:  # the last pixel would be incomplete
         by //= 2
     image = None
-    if by == 1 and not swapped and not mirrored:
+    if by == 1 and not 2 <= frame.orientation <= 8:
         image = _above(data, frame, rows + _BELOW)
     if image is None:
         image = _sized(data, -(-frame.height // by), -(-frame.width // by), strict=True)
@@ -82,7 +83,9 @@ def upright(image: Tensor, orientation: int) -> Tensor:
 
 def _above(data: bytes, frame: Frame, rows: int) -> Tensor | None:
     """Decode rows from the top by a smaller height in the header; None if it is not possible."""
-    if rows >= frame.height or not frame.baseline or not data.endswith(END):
+    if rows >= frame.height or not frame.baseline:
+        return None
+    if not data.endswith(END):
         return None
     shortened = bytearray(data)
     struct.pack_into(">H", shortened, frame.at, rows)
@@ -123,12 +126,17 @@ def read_part(
             "images with --set on_bad_image=skip"
         ) from None
     if reading.images == "strict":
-        if not decoded.plain:
-            raise InputError(f"{path} is not RGB of 8 bits: convert it, or set images=convert")
-        if decoded.height != decoded.width:
-            size = f"{decoded.width}x{decoded.height}"
-            raise InputError(f"{path} is {size}, not square: crop it, or set images=convert")
+        _check_plain_square(path, decoded)
     return decoded
+
+
+def _check_plain_square(path: str | Where, decoded: Decoded) -> None:
+    """Raise InputError for what images=strict refuses."""
+    if not decoded.plain:
+        raise InputError(f"{path} is not RGB of 8 bits: convert it, or set images=convert")
+    if decoded.height != decoded.width:
+        size = f"{decoded.width}x{decoded.height}"
+        raise InputError(f"{path} is {size}, not square: crop it, or set images=convert")
 
 
 def _decode(path: str | Where, reading: Reading, needed: Needed) -> Decoded:
@@ -140,7 +148,8 @@ def _decode(path: str | Where, reading: Reading, needed: Needed) -> Decoded:
     if 0 < pixels <= reading.max_pixels:
         if not is_usual(data):
             decoder.open_picture(io.BytesIO(data), reading)
-        if fast := decode_part(data, needed) if frame else _plain(data):
+        fast = decode_part(data, needed) if frame else _plain(data)
+        if fast is not None:
             return fast
     array, plain = decoder.decode(data, reading)
     height, width, _ = array.shape
@@ -178,7 +187,8 @@ def examine(
 ) -> Findings:
     """Decode images completely, and pass each, or None, to `keep`; raise InputError."""
     broken: list[str] = []
-    not_rgb, first = 0, ""
+    not_rgb = 0
+    first = ""
     for position in positions:
         decoded = None
         try:

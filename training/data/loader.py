@@ -49,7 +49,10 @@ class Images(Dataset[Batch]):
     def __init__(
         self, index: Index, config: TrainConfig, for_training: bool, cache: Cache | None = None
     ) -> None:
-        self.index, self.config, self.for_training, self.cache = index, config, for_training, cache
+        self.index = index
+        self.config = config
+        self.for_training = for_training
+        self.cache = cache
         self.ahead = ReadAhead(index.slices) if index.slices and cache is None else None
 
     def __len__(self) -> int:
@@ -57,7 +60,9 @@ class Images(Dataset[Batch]):
 
     def __getitems__(self, keys: list[Key]) -> Batch:
         """Load the micro-batch of these keys, all of one epoch's size."""
-        config, index, cache = self.config, self.index, self.cache
+        config = self.config
+        index = self.index
+        cache = self.cache
         if self.ahead is not None and isinstance(keys, Keys):
             self.ahead.begin(keys.ahead)
         if not self.for_training:
@@ -118,7 +123,8 @@ class Images(Dataset[Batch]):
         raise InputError(f"100 images in a row cannot be read from {self.index.where(position)}")
 
     def _read(self, epoch: int, position: int, again: int) -> Decoded:
-        config, where = self.config, self.index.where(position)
+        config = self.config
+        where = self.index.where(position)
         if self.cache is None and config.images != "strict":
             needed = functools.partial(transforms.needed, config, epoch, position + again)
             return read_part(where, config.reading, needed)
@@ -338,7 +344,8 @@ def _on_cpu(batches: Iterator[Batch], pixels: Pixels) -> Iterator[DeviceBatch]:
             buffer = torch.empty(batch.images.numel(), dtype=pixels.kind)
         values = buffer[: batch.images.numel()].view(count, height, width * channels)
         rows = batch.images.permute(0, 2, 3, 1).reshape(count, height, width * channels)
-        across, up = scale.repeat(width), shift.repeat(width)
+        across = scale.repeat(width)
+        up = shift.repeat(width)
         exact = torch.empty(height, width * channels)
         for source, target in zip(rows, values, strict=True):
             torch.addcmul(up, exact.copy_(source), across, out=target)

@@ -80,11 +80,15 @@ def files_in(places: Iterable[Where], reading: Reading, size: int) -> list[File 
     They take no more memory than the pixels in their place.
     """
     files: list[File | None] = []
-    room, pixels = 0, 3 * size**2
+    pixels = 3 * size**2
+    room = 0
     for where in places:
-        file, room = _load(where, reading, size), room + pixels
-        files.append(file if file and len(file.data) <= room else None)
-        room -= len(file.data) if file and files[-1] else pixels
+        room += pixels
+        file = _load(where, reading, size)
+        if file and len(file.data) > room:
+            file = None
+        files.append(file)
+        room -= len(file.data) if file else pixels
     return files
 
 
@@ -95,12 +99,15 @@ def _load(where: Where, reading: Reading, size: int) -> File | None:
     except (OSError, ValueError):
         return None
     frame = frame_of(data)
-    if frame is None or frame.components != 3 or not data.endswith(END):
+    if frame is None or frame.components != 3:
         return None
-    sides, names = (frame.height, frame.width), data[frame.at + 5 : frame.at + 14 : 3]
-    small = min(sides) > 0 and max(sides) <= _LARGEST * size
-    if not small or sides[0] * sides[1] > reading.max_pixels:
+    if not data.endswith(END):
         return None
+    if not 0 < frame.height * frame.width <= reading.max_pixels:
+        return None
+    if max(frame.height, frame.width) > _LARGEST * size:
+        return None
+    names = data[frame.at + 5 : frame.at + 14 : 3]
     if data[frame.at - 1] != _BITS or names == b"RGB":
         return None
     # A GPU's parser has crashed on damaged EXIF: NVIDIA/CUDALibrarySamples#116.
@@ -110,13 +117,15 @@ def _load(where: Where, reading: Reading, size: int) -> File | None:
 
 def pack(images: Tensor, files: list[File | None], keys: list[Key]) -> tuple[Tensor, Rows]:
     """Return files, and images [3, size, size] where there is none, as bytes."""
-    rows = [
-        torch.frombuffer(bytearray(file.data), dtype=torch.uint8)
-        if file
-        else image.permute(1, 2, 0).reshape(-1)
-        for file, image in zip(files, images, strict=True)
-    ]
-    turns = [file.turn if file else 0 for file in files]
+    rows = []
+    turns = []
+    for image, file in zip(images, files, strict=True):
+        if file:
+            rows.append(torch.frombuffer(bytearray(file.data), dtype=torch.uint8))
+            turns.append(file.turn)
+        else:
+            rows.append(image.permute(1, 2, 0).reshape(-1))
+            turns.append(0)
     drawn = [position for _, position in keys]
     return torch.cat(rows), Rows([len(row) for row in rows], turns, keys[0][0], drawn)
 

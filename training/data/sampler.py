@@ -40,11 +40,14 @@ class Windows:
         stored = sort_by_offset(slices)
         self.stored = torch.tensor(stored)
         self.lengths = torch.tensor([len(run) for run in runs(slices, stored)])
-        self.batch, self.buffer, self.bytes = batch, max(1, buffer), sum(slices.sizes)
+        self.batch = batch
+        self.buffer = max(1, buffer)
+        self.bytes = sum(slices.sizes)
 
     def epoch(self, shuffle: Generator) -> "Epoch":
         """Return the order of an epoch."""
-        samples, batch = len(self.stored), self.batch
+        samples = len(self.stored)
+        batch = self.batch
         steps = samples // batch
         if self.bytes <= self.buffer:
             order = torch.randperm(samples, generator=shuffle)[: steps * batch]
@@ -163,12 +166,14 @@ class Epoch(NamedTuple):
 
     def _pieces(self, lane: Lane, first_step: int) -> Iterator[tuple[int, Piece]]:
         """Yield the pieces of a lane that are needed from `first_step` on, each with a step."""
-        begin, width = lane.windows[0], lane.high - lane.low
+        begin = lane.windows[0]
+        width = lane.high - lane.low
         for start, end in itertools.pairwise(lane.windows):
             if (end - 1 - begin) // width < first_step:
                 continue
-            within = bisect.bisect_right(self.starts, start), bisect.bisect_left(self.starts, end)
-            for a, b in itertools.pairwise([start, *self.starts[slice(*within)], end]):
+            first = bisect.bisect_right(self.starts, start)
+            last = bisect.bisect_left(self.starts, end)
+            for a, b in itertools.pairwise([start, *self.starts[first:last], end]):
                 step = max(first_step, (a - lane.windows[1]) // width - 1)
                 yield step, (int(self.drawn[a]), int(self.drawn[b - 1]))
 
@@ -202,8 +207,12 @@ class ResumableSampler:
         classes: Classes | None = None,
     ) -> None:
         self.classes = classes
-        self.samples, self.micro, self.seed, self.windows = samples, micro, seed, windows
-        self.rank, self.world = rank, world
+        self.windows = windows
+        self.samples = samples
+        self.micro = micro
+        self.seed = seed
+        self.rank = rank
+        self.world = world
         self.per_step = batch // micro
         self.mine = len(range(rank, self.per_step, world))
         self.steps = samples // batch

@@ -36,9 +36,9 @@ def size_of_epoch(config: TrainConfig, epoch: int) -> int:
     final = config.train_image_size or config.image_size
     start = config.start_image_size or final
     share = min(1.0, epoch / (0.75 * config.epochs))
-    multiple = 32 if final >= 64 else 4
     if start == final or share == 1:
         return final
+    multiple = 32 if final >= 64 else 4
     grown = start + (final - start) * share
     return min(final, max(start, round(grown / multiple) * multiple))
 
@@ -80,8 +80,10 @@ def finish(
     decoded: Decoded, config: TrainConfig, epoch: int, position: int, prepared: bool
 ) -> Tensor:
     """Apply the random part of a training image's transform: to uint8 [3, size, size]."""
-    image, size = decoded.image, size_of_epoch(config, epoch)
-    augment, draw = augmentation(config), generator(config.seed, epoch, position)
+    image = decoded.image
+    size = size_of_epoch(config, epoch)
+    augment = augmentation(config)
+    draw = generator(config.seed, epoch, position)
     own = own_model.load_for(config)
     if own and own.transforms:
         return own.apply_transforms(image, size, draw)
@@ -110,7 +112,8 @@ def evaluate(image: Tensor, size: int, crop: float = 0.0) -> Tensor:
     short = short_side(size, crop)
     scale = short / min(height, width)
     image = resize(image, max(short, round(height * scale)), max(short, round(width * scale)))
-    top, left = (image.shape[-2] - size) // 2, (image.shape[-1] - size) // 2
+    top = (image.shape[-2] - size) // 2
+    left = (image.shape[-1] - size) // 2
     return image[:, top : top + size, left : left + size]
 
 
@@ -169,12 +172,16 @@ def _crop(height: int, width: int, min_area: float, draw: random.Random) -> Crop
     for _ in range(10):
         area = height * width * draw.uniform(min_area, 1.0)
         aspect = math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
-        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if 0 < w <= width and 0 < h <= height:
+        wide = round(math.sqrt(area * aspect))
+        high = round(math.sqrt(area / aspect))
+        if 0 < wide <= width and 0 < high <= height:
             break
     else:
-        w = h = min(height, width)
-    return Crop(draw.randint(0, height - h), draw.randint(0, width - w), h, w)
+        wide = min(height, width)
+        high = wide
+    top = draw.randint(0, height - high)
+    left = draw.randint(0, width - wide)
+    return Crop(top, left, high, wide)
 
 
 def needed(config: TrainConfig, epoch: int, position: int, height: int, width: int) -> Need:
@@ -183,7 +190,8 @@ def needed(config: TrainConfig, epoch: int, position: int, height: int, width: i
         return Need(1, height)
     crop = _crop(height, width, config.crop_min_area, generator(config.seed, epoch, position))
     least = _SPARE * size_of_epoch(config, epoch)
-    by = next((by for by in (8, 4, 2) if min(crop.height, crop.width) >= by * least), 1)
+    short = min(crop.height, crop.width)
+    by = next((by for by in (8, 4, 2) if short >= by * least), 1)
     return Need(by, crop.top + crop.height)
 
 
@@ -195,7 +203,8 @@ def _in_divided(crop: Crop, image: Tensor, by: int) -> Crop:
 
 def _shift(image: Tensor, by: int, draw: random.Random) -> Tensor:
     """Shift by up to `by` pixels in each direction; new pixels are black."""
-    top, left = by - draw.randint(-by, by), by - draw.randint(-by, by)
+    top = by - draw.randint(-by, by)
+    left = by - draw.randint(-by, by)
     height, width = image.shape[-2:]
     return F.pad(image, (by, by, by, by))[:, top : top + height, left : left + width]
 
@@ -208,6 +217,13 @@ def _operations(magnitude: int) -> Callable[[Tensor], Tensor]:
     return operations
 
 
+def _pastes(config: TrainConfig, draw: random.Random) -> bool:
+    """Return whether a batch gets CutMix: with mixup, too, every second one does."""
+    if not config.mixup or not config.cutmix:
+        return bool(config.cutmix)
+    return draw.random() >= 0.5
+
+
 def mixed(images: Tensor, config: TrainConfig, epoch: int, first: int) -> tuple[Tensor, float]:
     """Mix each image with the previous one (mixup or CutMix); return also its own share.
 
@@ -216,16 +232,19 @@ def mixed(images: Tensor, config: TrainConfig, epoch: int, first: int) -> tuple[
     if not (config.mixup or config.cutmix):
         return images, 1.0
     draw = random.Random(f"mix {config.seed} {epoch} {first}")
-    pastes = bool(config.cutmix) and not (config.mixup and draw.random() < 0.5)
+    pastes = _pastes(config, draw)
     alpha = config.cutmix if pastes else config.mixup
     own = draw.betavariate(alpha, alpha)
     before = torch.cat([images[-1:], images[:-1]])
     if not pastes:
         return torch.lerp(before, images, own), own
     height, width = images.shape[-2:]
-    high, wide = (round(side * math.sqrt(1 - own)) for side in (height, width))
-    top, left = draw.randrange(height) - high // 2, draw.randrange(width) - wide // 2
-    rows, columns = slice(max(0, top), top + high), slice(max(0, left), left + wide)
+    high = round(height * math.sqrt(1 - own))
+    wide = round(width * math.sqrt(1 - own))
+    top = draw.randrange(height) - high // 2
+    left = draw.randrange(width) - wide // 2
+    rows = slice(max(0, top), top + high)
+    columns = slice(max(0, left), left + wide)
     out = images.clone()
     out[:, :, rows, columns] = before[:, :, rows, columns]
     return out, 1 - out[0, 0, rows, columns].numel() / (height * width)

@@ -42,7 +42,8 @@ def prefetch_that_fits(config: TrainConfig, local_ranks: int, validation: int) -
     """Return `PREFETCH`, or as many batches as this machine has room for; raise InputError."""
     if not FOLDER.is_dir():
         return PREFETCH
-    free, micro = shutil.disk_usage(FOLDER).free, config.micro_batch_size
+    free = shutil.disk_usage(FOLDER).free
+    micro = config.micro_batch_size
     for prefetch in range(PREFETCH, 0, -1):
         total = local_ranks * needed(config, micro, validation, prefetch)
         if total <= free:

@@ -1,30 +1,24 @@
-"""Compare runs: settings that differ, metrics with their confidence intervals, curves."""
+"""Compare runs: settings that differ, and metrics with their confidence intervals."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median_high
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from kfp_ddp.client.run.run_info import RunInfo
 from kfp_ddp.core import packed
 from kfp_ddp.jobs.progress import clock
-from kfp_ddp.report.charts import COLOURS, Series, line_chart
-from kfp_ddp.report.events import curve, is_number, training_time
-from kfp_ddp.report.render import render
+from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.report.events import is_number, training_time
 from kfp_ddp.runs.record import TaskRecord
 from kfp_ddp.training.spec.config import TrainConfig
 
 IGNORED = TrainConfig.set_by_step | {"cache_dir", "resume"}
 """Settings that differ between any two runs, or do not change the model."""
 NONE = "–"
-CHARTS = (
-    ("Validation accuracy", "eval", "accuracy", True),
-    ("Validation loss", "eval", "loss", False),
-    ("Training loss", "step", "loss", False),
-    ("Images per second", "step", "images_per_s", False),
-)
+Better = Literal["", "higher", "lower"]
 
 
 @dataclass(frozen=True)
@@ -52,15 +46,30 @@ class Metric:
     name: str
     figures: tuple[Figure | None, ...]
     text: Callable[[float], str]
+    better: Better = ""
+    """Which values are the better ones; '' if the metric does not order the sides."""
 
-    def texts(self) -> list[str]:
-        """Return the figures as text."""
-        texts = []
-        for figure in self.figures:
-            parts = [self.text(part) for part in figure or () if part is not None]
-            value, *limits = parts or [NONE]
-            texts.append(f"{value} ({' to '.join(limits)})" if limits else value)
-        return texts
+    @property
+    def title(self) -> str:
+        """The name as words."""
+        return self.name.replace("_", " ")
+
+    def best(self) -> float | None:
+        """Return the best value; None if it is that of all sides, or of the only one."""
+        values = [figure.value for figure in self.figures if figure]
+        if not self.better or len(set(values)) < 2:
+            return None
+        return max(values) if self.better == "higher" else min(values)
+
+    def intervals(self) -> list[str]:
+        """Return the confidence intervals as text; empty if no side has one."""
+        texts = [self._interval(figure) for figure in self.figures]
+        return texts if any(texts) else []
+
+    def _interval(self, figure: Figure | None) -> str:
+        if figure is None or figure.low is None or figure.high is None:
+            return ""
+        return f"{self.text(figure.low).removesuffix('%')}–{self.text(figure.high)}"
 
 
 @dataclass(frozen=True)
@@ -135,13 +144,23 @@ def _settings(sides: Sequence[ComparedTraining]) -> dict[str, tuple[Any, ...]]:
 
 
 def _metrics(sides: Sequence[ComparedTraining]) -> tuple[Metric, ...]:
-    def row(name: str, read: Callable[[TaskRecord], Any], text: Callable[[float], str]) -> Metric:
+    # Figures of different samples have no best one.
+    same_samples = not any(one.differs(two) for _, one, _, two in _evaluated_pairs(sides))
+
+    def row(
+        name: str,
+        read: Callable[[TaskRecord], Any],
+        text: Callable[[float], str],
+        better: Better = "",
+    ) -> Metric:
         values = [read(side.training) for side in sides]
         figures = [Figure(value) if is_number(value) else value for value in values]
-        return Metric(name, tuple(f if isinstance(f, Figure) else None for f in figures), text)
+        known = tuple(f if isinstance(f, Figure) else None for f in figures)
+        return Metric(name, known, text, better)
 
-    def evaluated(field: str, text: Callable[[float], str]) -> Metric:
-        return row(field, lambda training: getattr(training.evaluation, field, None), text)
+    def evaluated(field: str, text: Callable[[float], str], better: Better) -> Metric:
+        ordered = better if same_samples else ""
+        return row(field, lambda task: getattr(task.evaluation, field, None), text, ordered)
 
     def accuracy(training: TaskRecord) -> Figure | None:
         one = training.evaluation
@@ -152,65 +171,63 @@ def _metrics(sides: Sequence[ComparedTraining]) -> tuple[Metric, ...]:
         return starts[-1].get("world_size") if starts else None
 
     def speed(training: TaskRecord) -> Any:
-        speeds = [e["images_per_s"] for e in training.select("step") if "images_per_s" in e]
+        steps = training.select("step")
+        speeds = [event["images_per_s"] for event in steps if "images_per_s" in event]
         return median_high(speeds) if speeds else None
 
-    percent, rounded, whole = "{:.1%}".format, "{:.4g}".format, "{:,.0f}".format
+    def seconds(training: TaskRecord) -> Any:
+        # From first to last event, without pauses before a resume.
+        return training_time(training.events)[0] or None
+
+    percent = "{:.1%}".format
+    rounded = "{:.4g}".format
+    whole = "{:,.0f}".format
     rows = (
-        row("accuracy", accuracy, percent),
-        evaluated("top5", percent),
-        *(evaluated(field, rounded) for field in ("loss", "macro_f1", "calibration_error")),
-        evaluated("samples", whole),
+        row("accuracy", accuracy, percent, "higher" if same_samples else ""),
+        evaluated("top5", percent, "higher"),
+        evaluated("loss", rounded, "lower"),
+        evaluated("macro_f1", rounded, "higher"),
+        evaluated("calibration_error", rounded, "lower"),
+        evaluated("samples", whole, ""),
         row("step", lambda training: training.checkpoint, whole),
         row("ranks", ranks, whole),
-        row("images_per_s", speed, whole),
-        # From first to last event, without pauses before a resume.
-        row("training_seconds", lambda training: training_time(training.events)[0] or None, clock),
-        row("gpu_hours", lambda training: training.cost.gpu_hours or None, "{:,.4f}".format),
-        row("cost", lambda training: training.cost.money, "{:.2f}".format),
+        row("images_per_s", speed, whole, "higher"),
+        row("training_seconds", seconds, clock, "lower"),
+        row("gpu_hours", lambda task: task.cost.gpu_hours or None, "{:,.4f}".format, "lower"),
+        row("cost", lambda training: training.cost.money, "{:.2f}".format, "lower"),
     )
     return tuple(metric for metric in rows if any(metric.figures))
 
 
-def _notes(sides: Sequence[ComparedTraining]) -> list[str]:
-    notes = []
+def _evaluated_pairs(
+    sides: Sequence[ComparedTraining],
+) -> Iterator[tuple[str, Evaluation, str, Evaluation]]:
+    """Yield each two sides that are evaluated: letter and evaluation of both."""
     for one, two in combinations(sides, 2):
-        first, second = one.training.evaluation, two.training.evaluation
-        if first is None or second is None:
-            continue
-        pair = f"{one.letter} and {two.letter}"
+        first = one.training.evaluation
+        second = two.training.evaluation
+        if first and second:
+            yield one.letter, first, two.letter, second
+
+
+def _notes(sides: Sequence[ComparedTraining]) -> list[str]:
+    """Return what holds for pairs of sides, a line for each reason."""
+    pairs: dict[str, list[str]] = {}
+    for one, first, two, second in _evaluated_pairs(sides):
         if differ := first.differs(second):
-            notes.append(f"{pair} are {differ}: their metrics cannot be compared")
-        elif max(first.accuracy_low, second.accuracy_low) <= min(
-            first.accuracy_high, second.accuracy_high
-        ):
-            notes.append(f"{pair}: the intervals of their accuracies overlap")
+            reason = f" are {differ}: their metrics cannot be compared"
+        elif _overlap(first, second):
+            reason = ": the intervals of their accuracies overlap"
+        else:
+            continue
+        pairs.setdefault(reason, []).append(f"{one} and {two}")
+    notes = [f"{', '.join(names)}{reason}" for reason, names in pairs.items()]
     without = [side.letter for side in sides if side.training.evaluation is None]
-    return notes + ([f"{', '.join(without)}: not evaluated"] if without else [])
+    if without:
+        notes.append(f"{', '.join(without)}: not evaluated")
+    return notes
 
 
-def to_html(comparison: Comparison) -> str:
-    """Return a page with the tables and the curves of all runs."""
-    sides = comparison.sides
-    facts = [
-        ("run", [side.name for side in sides]),
-        ("id", [side.run.id for side in sides]),
-        ("state", [side.run.state for side in sides]),
-        ("started", [f"{s.run.start:%Y-%m-%d %H:%M} UTC" if s.run.start else "" for s in sides]),
-    ]
-    charts = []
-    for title, kind, key, percent in CHARTS:
-        curves = [(side.letter, curve(side.training.events, kind, key)) for side in sides]
-        series = [Series(*one, number % COLOURS) for number, one in enumerate(curves)]
-        charts.append(line_chart(title, series, percent=percent))
-    return render(
-        "comparison.html",
-        title="Runs compared",
-        letters=[side.letter for side in sides],
-        colours=COLOURS,
-        facts=facts,
-        metrics=[(m.name.replace("_", " "), m.texts()) for m in comparison.metrics],
-        notes=comparison.notes,
-        settings=[(name, map(setting_text, row)) for name, row in comparison.settings.items()],
-        charts=charts,
-    )
+def _overlap(one: Evaluation, two: Evaluation) -> bool:
+    low = max(one.accuracy_low, two.accuracy_low)
+    return low <= min(one.accuracy_high, two.accuracy_high)
