@@ -8,7 +8,7 @@ from kfp_ddp.training.config import TrainConfig
 
 
 def divide(
-    config: TrainConfig, images: int, ranks: int, uneven: bool, before: Mapping[str, Any] | None
+    config: TrainConfig, images: int, ranks: int, before: Mapping[str, Any] | None
 ) -> tuple[int, int]:
     """Return (batch_size, micro_batch_size) of a run; raise InputError for a misfit.
 
@@ -26,11 +26,9 @@ def divide(
             batch = max(unit, min(batch, images) // unit * unit)
     if before and batch == before["batch_size"] and batch // before["micro_batch_size"] >= ranks:
         micro = micro or int(before["micro_batch_size"])
-    if uneven and not micro:
-        micro = next((size for size in range(batch // ranks, 0, -1) if batch % size == 0), 0)
     if images < batch:
         raise InputError(f"batch_size={batch} but only {images} training images; lower batch_size")
-    check_divides(batch, micro, ranks, uneven)
+    check_divides(batch, micro, ranks)
     return batch, micro or batch // ranks
 
 
@@ -48,11 +46,9 @@ def check_one_each(images: int, ranks: int) -> None:
         )
 
 
-def check_divides(batch: int, micro: int, ranks: int, uneven: bool = False) -> None:
-    """Raise InputError unless all ranks get the same number; `uneven` allows unequal numbers."""
+def check_divides(batch: int, micro: int, ranks: int) -> None:
+    """Raise InputError unless all ranks get the same number of images."""
     micro = max(0, micro)
-    if uneven and micro and batch % micro == 0 and batch // micro >= ranks:
-        return
     unit = ranks * (micro or 1)
     if batch % unit:
         size = f" with micro_batch_size={micro}" if micro else ""

@@ -27,7 +27,7 @@ from kfp_ddp.training.distributed import World, half_precision
 from kfp_ddp.training.model import networks, own_model
 from kfp_ddp.training.state import saving
 from kfp_ddp.training.state.initial_weights import initialise, network_of
-from kfp_ddp.training.watch import ELASTIC, LAUNCH
+from kfp_ddp.training.watch import LAUNCH
 
 _TOGETHER = 1000
 _NAMED = 8
@@ -121,9 +121,7 @@ def resolve(
     if saving.continues(config, launches):
         config = config.model_copy(update={"resume": "auto"})
     before = saving.earlier_config(config)
-    # With unequal numbers, sharded ranks would gather unequally often and hang.
-    uneven = ELASTIC in os.environ and config.strategy != "fsdp"
-    batch, micro = batches.divide(config, images, ranks, uneven, before)
+    batch, micro = batches.divide(config, images, ranks, before)
     if batch != config.batch_size and not config.batch_size_per_rank and not before:
         print(
             f"batch_size is {batch}, not {config.batch_size}: it was not set, and this is what "

@@ -199,7 +199,7 @@ class Trainer:
             min(config.stop_epochs or config.epochs, config.epochs) * self.sampler.steps
         )
         classes = train_split.index.classes
-        accumulates = self.sampler.per_step > world.size
+        accumulates = self.sampler.mine > 1
         self.learner = Learner(config, world, classes, accumulates)
         self.loss = Loss(config, train_split.index, world.device)
         self.divergence = Divergence(config, world, train_split.index)
@@ -284,14 +284,10 @@ class Trainer:
         return to_device(iter(ready), device, pixels_of(config), decoded)
 
     def _train_step(self, batches: Iterator[DeviceBatch], rate: float) -> Tensor:
-        """Do one optimizer step over this rank's micro-batches; return the mean of their losses.
-
-        Each micro-batch has the same weight in the global batch, even if ranks have unequal
-        numbers: strategies divide by the world size, so the weight includes it.
-        """
+        """Do one optimizer step over this rank's micro-batches; return the mean of their losses."""
         learner, mine, enter = self.learner, self.sampler.mine, self.report.meter.timeline.enter
         learner.set_rate(rate)
-        weight, epoch = self.world.size / self.sampler.per_step, self.step // self.sampler.steps
+        epoch = self.step // self.sampler.steps
         total = torch.zeros((), device=self.world.device)
         indices = []
         for number in range(mine):
@@ -309,7 +305,7 @@ class Trainer:
                 with learner.autocast:
                     output = learner.strategy.replicas(images)
                     loss = self.loss(output, batch.targets, share)
-                weighted = loss * weight
+                weighted = loss * (1 / mine)  # DDP averages over the ranks
                 if number == mine - 1 and self.world.size > 1:
                     before_exchange(weighted, lambda: enter("communication"))
                 enter("backward")

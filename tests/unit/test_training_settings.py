@@ -197,18 +197,6 @@ def test_settings_that_are_not_set_stay_as_in_the_checkpoint(tmp_path: Path) -> 
     assert (changed.batch_size, changed.warmup_epochs) == (32, 1)
 
 
-def test_elastic_run_allows_unequal_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = run(tmp_path, batch_size=32, micro_batch_size=8)
-    with pytest.raises(InputError):
-        resolve(config, world(3), 96)
-    monkeypatch.setenv("KFP_DDP_ELASTIC", "1")
-    assert resolve(config, world(3), 96).micro_batch_size == 8
-    undivided = run(tmp_path, batch_size=10)  # a node joins: two micro-batches for three ranks
-    assert [resolve(undivided, world(n), 96).micro_batch_size for n in (1, 2, 3)] == [10, 5, 2]
-    with pytest.raises(InputError, match="evenly among 3 ranks with micro_batch_size=8; use"):
-        resolve(config.model_copy(update={"strategy": "fsdp"}), world(3), 96)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_missing_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="no GPU"):
