@@ -149,7 +149,7 @@ def precision_of(config: TrainConfig, world: World) -> str:
     """Return the precision of a run: the fastest that all its devices have."""
     if config.precision != "auto":
         return config.precision
-    first, *others = {*world.gather(half_precision(world.device, config.strategy))}
+    first, *others = {*world.gather(half_precision(world.device))}
     precision = "fp32" if others else first  # of bf16 and fp16, each lacks one
     if world.device.type != "cpu":
         cuda = world.device.type == "cuda"

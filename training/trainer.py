@@ -134,17 +134,15 @@ class Validation:
         # An Apple GPU has no float64.
         exact = torch.float32 if self.world.device.type == "mps" else torch.float64
         sums = torch.zeros(3, dtype=exact, device=self.world.device)
-        rounds = samples = 0
+        samples = 0
         for batch in self._batches():
             self.skipped.update(batch.skipped)
-            rounds, samples = rounds + 1, samples + len(batch.targets)
+            samples += len(batch.targets)
             with learner.autocast:
                 output = logits(network, batch.images, self.config.test_time_flip)
             top = output.topk(min(5, output.shape[1])).indices == batch.targets[:, None]
             loss = F.cross_entropy(output.float(), batch.targets, reduction="sum")
             sums += torch.stack([loss, top[:, 0].sum(), top.sum()])
-        if learner.strategy.collective_state:
-            self._forward_with_others(network, rounds)
         learner.train()
         by_rank = self.world.gather([*sums.tolist(), samples])
         *totals, count = map(sum, zip(*by_rank, strict=True))
@@ -162,13 +160,6 @@ class Validation:
         workers = 0 if self.split.cache else self.config.workers
         ready = loader(images, keys, workers, pin, self.split.prefetch)
         return to_device(iter(ready), self.world.device, pixels_of(self.config))
-
-    def _forward_with_others(self, network: nn.Module, rounds: int) -> None:
-        """Pass as many batches as the rank with the most: all ranks gather sharded weights."""
-        size = self.config.image_size
-        blank = torch.zeros(1, 3, size, size, device=self.world.device)
-        for _ in range(max(self.world.gather(rounds)) - rounds):
-            logits(network, blank, self.config.test_time_flip)
 
 
 class Trainer:
