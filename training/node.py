@@ -63,7 +63,8 @@ def train(
     torchrun: Sequence[str], config: TrainConfig, finish: Callable[[], None] = lambda: None
 ) -> int:
     """Train with the ranks of this node; see `launch`."""
-    earlier, metrics = 0, RunFolder(config.output_dir).metrics
+    metrics = RunFolder(config.output_dir).metrics
+    earlier = 0
     with contextlib.suppress(OSError):
         earlier = metrics.stat().st_size
     return launch(
@@ -87,7 +88,8 @@ def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
         batches.check_divides(config.batch_size, config.micro_batch_size, ranks)
     from kfp_ddp.training.data import splits
 
-    data, plenty = Path(config.data), 100 * ranks
+    data = Path(config.data)
+    plenty = 100 * ranks  # so many are enough for all ranks, and a list of them takes long
     if splits.count_images(data, most=plenty) < plenty:
         train = splits.splits_of(data, config.val_fraction, config.labels, config.layout).train
         batches.check_one_each(len(train), ranks)

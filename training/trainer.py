@@ -173,7 +173,9 @@ class Trainer:
         val_split: Split,
         progress: Progress | None = None,
     ) -> None:
-        self.config, self.world, self.split = config, world, train_split
+        self.config = config
+        self.world = world
+        self.split = train_split
         self.stop = Stop(world)
         self.sampler = ResumableSampler(
             samples=len(train_split.index),
@@ -276,7 +278,9 @@ class Trainer:
 
     def _train_step(self, batches: Iterator[DeviceBatch], rate: float) -> Tensor:
         """Do one optimizer step over this rank's micro-batches; return the mean of their losses."""
-        learner, mine, enter = self.learner, self.sampler.mine, self.report.meter.timeline.enter
+        learner = self.learner
+        mine = self.sampler.mine
+        enter = self.report.meter.timeline.enter
         learner.set_rate(rate)
         epoch = self.step // self.sampler.steps
         total = torch.zeros((), device=self.world.device)

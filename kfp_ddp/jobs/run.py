@@ -55,7 +55,8 @@ def launch(
             print(f"warning: {warning}", flush=True)
         if spec.scheduler == "kueue" and spec.queue:
             jobs.check_queued(attempts.current)
-    ending, limits = Ending(api, owner), _limits(spec, stall_minutes)
+    limits = _limits(spec, stall_minutes)
+    ending = Ending(api, owner)
     with ending.watching():
         while True:
             ending.watch_job(jobs.kind.resource, jobs.identity.job_name(attempts.current))

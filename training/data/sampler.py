@@ -201,9 +201,13 @@ class ResumableSampler:
         windows: Windows | None = None,
         classes: Classes | None = None,
     ) -> None:
+        self.samples = samples
+        self.micro = micro
+        self.rank = rank
+        self.world = world
+        self.seed = seed
+        self.windows = windows
         self.classes = classes
-        self.samples, self.micro, self.seed, self.windows = samples, micro, seed, windows
-        self.rank, self.world = rank, world
         self.per_step = batch // micro
         """Micro-batches of a step, a multiple of `world`."""
         self.mine = self.per_step // world

@@ -21,7 +21,8 @@ def optimizer_of(network: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     own = own_model.load_for(config)
     if own and own.optimizer:
         return own.create_optimizer(network, config, peak(config))
-    decay, rate = config.weight_decay, peak(config)
+    rate = peak(config)
+    decay = config.weight_decay
     groups = _group_by_decay(list(network.parameters()), decay)
     if has_separate_body(config.freeze_epochs, config.body_lr_factor):
         body = body_weights(network)
@@ -100,7 +101,8 @@ class Learner:
     def __init__(
         self, config: TrainConfig, world: World, classes: tuple[str, ...], accumulates: bool
     ) -> None:
-        self.config, self.world = config, world
+        self.config = config
+        self.world = world
         torch.manual_seed(config.seed)
         network = networks.build_for(config, len(classes))
         if config.starts_from_weights:

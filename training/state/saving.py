@@ -81,7 +81,10 @@ class Saving:
     def __init__(
         self, config: TrainConfig, world: World, split: Split, val_split: Split, learner: Learner
     ) -> None:
-        self.config, self.world, self.split, self.learner = config, world, split, learner
+        self.config = config
+        self.world = world
+        self.split = split
+        self.learner = learner
         self._validation = val_split.contents or val_split.digest
         folder = RunFolder(config.output_dir).checkpoints
         self.writer = checkpoint.Writer(folder, config.keep_checkpoints)
@@ -178,7 +181,8 @@ class Saving:
         self.learner.restore(valid.state())
         self.saved_step = valid.step
         self.latest = valid.fields["metrics"]
-        best, validation = (valid.fields.get(name) for name in ("best", "validation"))
+        best = valid.fields.get("best")
+        validation = valid.fields.get("validation")
         same = not (validation and self._validation) or validation == self._validation
         self.best = Best(**best) if best and same else None
         self.world.print(f"resumed from {valid.path}")

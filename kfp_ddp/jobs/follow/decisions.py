@@ -230,7 +230,8 @@ def waiting(snapshot: Snapshot) -> tuple[float, str]:
     """Return since when the job has waited for a pod, which its state does not show; 0 for none."""
     if not snapshot.pods_listed:
         return 0, ""
-    pods, begun = snapshot.pods, snapshot.kind.started(snapshot.job)
+    pods = snapshot.pods
+    begun = snapshot.kind.started(snapshot.job)
     own = [pod for pod in pods.own if "deletionTimestamp" not in pod["metadata"]]
     if not own:
         had_some = pods.present or pods.lost or pods.ended or snapshot.state.phase != "created"

@@ -105,8 +105,10 @@ def command(spec: JobFields, script_map: str) -> list[str]:
         if spec.args[:1] == ("--",):
             what.insert(what[0][0] == "-", "--")  # torchrun removes the first one
         return [*first, "python3", "-m", TORCHRUN_MODULE, *what]
-    # Without a number of ranks, mpirun uses every slot of the operator's host file.
-    return [*([starter] if starter else []), *first, *python]
+    if starter:
+        # Without a number of ranks, mpirun uses every slot of the operator's host file.
+        return [starter, *first, *python]
+    return [*first, *python]
 
 
 def preparation(spec: JobFields, script_map: str) -> list[str]:

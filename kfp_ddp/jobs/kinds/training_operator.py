@@ -23,7 +23,8 @@ from kfp_ddp.jobs.kinds.base import (
 from kfp_ddp.k8s.api import Object
 
 JOB = "training.kubeflow.org/job-name"
-TYPE, INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
+TYPE = "training.kubeflow.org/replica-type"
+INDEX = "training.kubeflow.org/replica-index"
 LEADING = ("launcher", "master", "chief")
 INDEX_FIELD = {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX}']"}}
 # A worker of an MPIJob waits until mpirun starts ranks in it by `kubectl exec`. The operator's own
@@ -132,8 +133,10 @@ class TFJob(TrainingOperatorKind):
     )
     environment = UNBUFFERED
     rendezvous_port = 2222
-    replicas, first = "tf_replica_specs", "Chief"
-    """Field of the spec, and role of the first pod."""
+    replicas = "tf_replica_specs"
+    """Field of the spec."""
+    first = "Chief"
+    """Role of the first pod."""
 
     def fields(self, spec: JobFields, name: str, template: Object) -> dict[str, Any]:
         """Return the fields of the job's spec."""
@@ -148,7 +151,8 @@ class XGBoostJob(TFJob):
 
     containers = ("xgboost",)
     rendezvous_port = 9999
-    replicas, first = "xgb_replica_specs", "Master"
+    replicas = "xgb_replica_specs"
+    first = "Master"
 
 
 class MPIJob(TrainingOperatorKind):
@@ -169,7 +173,8 @@ class MPIJob(TrainingOperatorKind):
 
     def fields(self, spec: JobFields, name: str, template: Object) -> dict[str, Any]:
         """Return the fields of an MPIJobSpec."""
-        worker, launcher = template, copy.deepcopy(template)
+        worker = template
+        launcher = copy.deepcopy(template)
         worker["spec"]["containers"][0]["command"] = WAIT
         worker["spec"]["containers"][0].pop("args", None)
         launcher["spec"]["containers"][0]["resources"] = LAUNCHER_RESOURCES
