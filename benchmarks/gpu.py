@@ -24,8 +24,6 @@ that a GPU that gets warm counts for all. `batch` is 256 or what there is memory
 - `nccl2_efficiency`, `nccl2_hidden`, `nccl2_bus_gb_per_s`: with two GPUs, images a second of two
   ranks against twice those of one; the share of an all-reduce of the gradients, timed alone, that
   the backward pass hides; and the bus bandwidth of that one, 2 (n - 1) / n times its bytes.
-- `fsdp_memory_vs_ddp`: peak memory of a rank with fsdp, of wide_resnet101_2, against ddp: a share,
-  less is better.
 """
 
 import concurrent.futures
@@ -103,7 +101,7 @@ class Measurement:
             if device == "cuda" and JPEG in rates:
                 figures |= self.part("decode=gpu", 40, self.decoded_there, root, rates[JPEG])
             if gpus < ranks.WORLD:
-                print(f"{gpus} GPUs: nccl and fsdp over two ranks are not measured")
+                print(f"{gpus} GPUs: nccl over two ranks is not measured")
             elif SAME in rates:
                 figures |= self.part("two ranks", 120, self.two_ranks, root, rates[SAME])
             small = (single.recording, self.name, self.size, device)
@@ -165,24 +163,16 @@ class Measurement:
         return {"decode_gpu_vs_cpu": self.turn_of(DECODED, made_of)[DECODED] / by_loaders}
 
     def two_ranks(self, root: Path, one: float) -> dict[str, float]:
-        """What a second rank adds, and what shards save."""
+        """What a second rank adds."""
         batch = self.fields["batch_size"]
         fields = self.fields | {"batch_size": ranks.WORLD * batch}
         two = ranks.together(str(root), self.name, self.size, fields)
-        wide = self.fields | {"batch_size": ranks.WORLD * min(16, batch)}
-        memory = {
-            strategy: ranks.together(
-                str(root), "wide_resnet101_2", self.size, wide | {"strategy": strategy}
-            )["memory"]
-            for strategy in ("ddp", "fsdp")
-        }
         shown = max(0.0, two["step"] - batch / one)
         n = ranks.WORLD
         return {
             "nccl2_efficiency": batch / two["step"] / one,
             "nccl2_hidden": 1 - min(1.0, shown / two["all_reduce"]),
             "nccl2_bus_gb_per_s": 2 * (n - 1) / n * two["bytes"] / two["all_reduce"] / 1e9,
-            "fsdp_memory_vs_ddp": memory["fsdp"] / memory["ddp"],
         }
 
     def mfu(self, images_per_s: float) -> dict[str, float]:

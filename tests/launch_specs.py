@@ -84,7 +84,6 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "backoff_limit": st.integers(-1, 3),
     "ttl_seconds": st.integers(-1, 99),
     "deadline_minutes": st.sampled_from((0, 0.01, 60)),
-    "elastic": st.sampled_from(("", "1:5", "5:5")),
     "init_containers": _named(st.just("true"), "init-").map(
         lambda fields: [{"name": name, "command": [word]} for name, word in fields.items()]
     ),

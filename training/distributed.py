@@ -223,18 +223,18 @@ def gpu_or_cpu() -> torch.device:
     )
 
 
-def half_precision(device: torch.device, strategy: str) -> Literal["bf16", "fp16", "fp32"]:
+def half_precision(device: torch.device) -> Literal["bf16", "fp16", "fp32"]:
     """Return the fastest precision of a device for training: bf16, fp16 or fp32.
 
     bf16 needs compute capability 8.0. A GPU from 7.0 has tensor cores for fp16 alone, which needs a
-    scaled loss, and fsdp has none.
+    scaled loss.
     """
     if device.type != "cuda":
         return "fp32"
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return "bf16"
     tensor_cores = torch.cuda.get_device_capability(device) >= (7, 0)
-    return "fp16" if tensor_cores and strategy != "fsdp" else "fp32"
+    return "fp16" if tensor_cores else "fp32"
 
 
 def number_format(precision: str) -> torch.dtype:

@@ -40,7 +40,7 @@ def fit(config: TrainConfig, world: World, index: Index) -> TrainConfig:
     if not size:
         error = JobError(
             f"{problem}, and micro_batch_size=auto has no smaller size: lower image_size, set "
-            "precision=bf16 or strategy=fsdp, or use a smaller model"
+            "precision=bf16, or use a smaller model"
         )
         world.raise_on_all(error, rank)
     why = f"more do not fit on rank {rank}: {problem}" if size < first else "all images of a rank"

@@ -29,7 +29,7 @@ from kfp_ddp.core.text import from_json
 from kfp_ddp.training.spec import batches
 from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.spec.flags import parse
-from kfp_ddp.training.watch import ELASTIC, FINAL, LAUNCH, PARENT, RESTARTS, Parent
+from kfp_ddp.training.watch import FINAL, LAUNCH, PARENT, RESTARTS, Parent
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 UNRESPONSIVE_SECONDS = 5.0
@@ -63,7 +63,8 @@ def train(
     torchrun: Sequence[str], config: TrainConfig, finish: Callable[[], None] = lambda: None
 ) -> int:
     """Train with the ranks of this node; see `launch`."""
-    earlier, metrics = 0, RunFolder(config.output_dir).metrics
+    metrics = RunFolder(config.output_dir).metrics
+    earlier = 0
     with contextlib.suppress(OSError):
         earlier = metrics.stat().st_size
     return launch(
@@ -80,15 +81,15 @@ def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
     """Raise InputError for too many ranks, if their number is known before they start."""
     if config.script:
         return
-    least, most = _nodes(args.nnodes)
-    if least < most or not str(args.nproc_per_node).isdecimal():
-        return  # elastic, or one for each GPU: the ranks check it
-    ranks = most * int(args.nproc_per_node)
+    if not str(args.nproc_per_node).isdecimal():
+        return  # one for each GPU: the ranks check it
+    ranks = _nodes(args.nnodes) * int(args.nproc_per_node)
     if config.is_set("batch_size") and not config.batch_size_per_rank:
         batches.check_divides(config.batch_size, config.micro_batch_size, ranks)
     from kfp_ddp.pictures import splits
 
-    data, plenty = Path(config.data), 100 * ranks
+    data = Path(config.data)
+    plenty = 100 * ranks  # so many are enough for all ranks, and a list of them takes long
     if splits.count_images(data, most=plenty) < plenty:
         train = splits.splits_of(data, config.val_fraction, config.labels, config.layout).train
         batches.check_one_each(len(train), ranks)
@@ -105,19 +106,21 @@ def launch(
 ) -> int:
     """Start the ranks of this node, wait, and return 0, 143 if stopped, or the first exit code.
 
+    InputError for a number of nodes that is not fixed.
     Signals are ignored afterwards; a thread calls `finish` if this cannot return after a signal.
     """
     from torch.distributed import run
 
     args = run.get_args_parser().parse_args([*torchrun_flags, "-m", *program])
-    least, most = _nodes(args.nnodes)
+    nodes = _nodes(args.nnodes)
+    log_dir = _log_dir(args.log_dir, output_dir)
+    args.log_dir = str(log_dir)
     # On a shared volume each of several nodes has its own file.
-    name = "failure.json" if most == 1 else f"failure-{socket.gethostname()}.json"
-    log_dir = _log_dir(args.log_dir, output_dir, "failure*.json" if least == most else name)
-    args.log_dir, file = str(log_dir), log_dir / name
+    name = "failure.json" if nodes == 1 else f"failure-{socket.gethostname()}.json"
+    file = log_dir / name
     try:
         check(args)
-        _complete(args, least, most)
+        _complete(args, nodes)
         return _supervise(args, summary, file, finish)
     except KfpDdpError as error:
         return report(Failure(error.exit_code, -1, str(error), error.retryable), file)
@@ -125,21 +128,20 @@ def launch(
         _ignore_signals()
 
 
-def _complete(args: argparse.Namespace, least: int, most: int) -> None:
+def _complete(args: argparse.Namespace, nodes: int) -> None:
     """Set what torchrun would set or leaves open, and pass it to the ranks."""
-    if args.standalone or most == 1:
+    if args.standalone or nodes == 1:
+        args.rdzv_backend = "c10d"
+        args.rdzv_id = str(uuid.uuid4())
         # Its own name, and the address that this has, may be of no use: renamed, offline, in a VPN.
-        args.rdzv_backend, args.rdzv_endpoint = "c10d", "127.0.0.1:0"
-        args.rdzv_id, args.local_addr = str(uuid.uuid4()), "127.0.0.1"
+        args.rdzv_endpoint = "127.0.0.1:0"
+        args.local_addr = "127.0.0.1"
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
         if loopback:
             os.environ.update({"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback})
     os.environ["PYTHONSAFEPATH"] = "1"  # torch starts each rank by the name of its module
     args.master_port = args.master_port or 29500
     args.role = "rank"
-    if least < most:
-        os.environ[ELASTIC] = "1"
-        args.max_restarts = args.max_restarts or 10  # each lost or joining node uses one
     os.environ.update({PARENT: str(os.getpid()), LAUNCH: uuid.uuid4().hex})
     if args.max_restarts:
         os.environ[RESTARTS] = str(args.max_restarts)
@@ -276,18 +278,23 @@ def _exit_when_unresponsive(
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _nodes(nnodes: str) -> tuple[int, int]:
-    """Return minimum and maximum of "2" or "1:4"."""
+def _nodes(nnodes: str) -> int:
+    """Return the number of nodes of "2" or "2:2"; InputError for one that is not fixed."""
     least, _, most = str(nnodes).rpartition(":")
-    return int(least or most), int(most)
+    if not most.isdecimal() or least not in ("", most):
+        raise InputError(
+            f"--nnodes {nnodes} is not one number, and nodes cannot join or leave a run: give the "
+            "number of nodes; after a lost node start all of them again, from the newest checkpoint"
+        )
+    return int(most)
 
 
-def _log_dir(chosen: str | None, output_dir: Path, outdated: str) -> Path:
-    """Return the ranks' log folder, without `outdated`; temporary if the output is unwritable."""
+def _log_dir(chosen: str | None, output_dir: Path) -> Path:
+    """Return the ranks' log folder, without old failures; temporary if it cannot be written."""
     path = Path(chosen) if chosen else RunFolder(output_dir).logs
     try:
         path.mkdir(parents=True, exist_ok=True)
-        for earlier in path.glob(outdated):
+        for earlier in path.glob("failure*.json"):
             earlier.unlink(missing_ok=True)
     except OSError:
         return Path(tempfile.mkdtemp(prefix="kfp-ddp-logs-"))

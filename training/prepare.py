@@ -29,7 +29,7 @@ from kfp_ddp.training.spec import batches, shared_memory
 from kfp_ddp.training.spec.config import AUTO, TrainConfig
 from kfp_ddp.training.state import saving
 from kfp_ddp.training.state.initial_weights import initialise, network_of
-from kfp_ddp.training.watch import ELASTIC, LAUNCH
+from kfp_ddp.training.watch import LAUNCH
 
 _TOGETHER = 1000
 _NAMED = 8
@@ -123,9 +123,7 @@ def resolve(
     if saving.continues(config, launches):
         config = config.model_copy(update={"resume": "auto"})
     before = saving.earlier_config(config)
-    # With unequal numbers, sharded ranks would gather unequally often and hang.
-    uneven = ELASTIC in os.environ and config.strategy != "fsdp"
-    batch, micro = batches.divide(config, images, ranks, uneven, before)
+    batch, micro = batches.divide(config, images, ranks, before)
     if batch != config.batch_size and not config.batch_size_per_rank and not before:
         print(
             f"batch_size is {batch}, not {config.batch_size}: it was not set, and this is what "
@@ -153,7 +151,7 @@ def precision_of(config: TrainConfig, world: World) -> str:
     """Return the precision of a run: the fastest that all its devices have."""
     if config.precision != "auto":
         return config.precision
-    first, *others = {*world.gather(half_precision(world.device, config.strategy))}
+    first, *others = {*world.gather(half_precision(world.device))}
     precision = "fp32" if others else first  # of bf16 and fp16, each lacks one
     if world.device.type != "cpu":
         cuda = world.device.type == "cuda"

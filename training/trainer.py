@@ -134,17 +134,15 @@ class Validation:
         # An Apple GPU has no float64.
         exact = torch.float32 if self.world.device.type == "mps" else torch.float64
         sums = torch.zeros(3, dtype=exact, device=self.world.device)
-        rounds = samples = 0
+        samples = 0
         for batch in self._batches():
             self.skipped.update(batch.skipped)
-            rounds, samples = rounds + 1, samples + len(batch.targets)
+            samples += len(batch.targets)
             with learner.autocast:
                 output = logits(network, batch.images, self.config.test_time_flip)
             top = output.topk(min(5, output.shape[1])).indices == batch.targets[:, None]
             loss = F.cross_entropy(output.float(), batch.targets, reduction="sum")
             sums += torch.stack([loss, top[:, 0].sum(), top.sum()])
-        if learner.strategy.collective_state:
-            self._forward_with_others(network, rounds)
         learner.train()
         by_rank = self.world.gather([*sums.tolist(), samples])
         *totals, count = map(sum, zip(*by_rank, strict=True))
@@ -163,13 +161,6 @@ class Validation:
         ready = loader(images, keys, workers, pin, self.split.prefetch)
         return to_device(iter(ready), self.world.device, pixels_of(self.config))
 
-    def _forward_with_others(self, network: nn.Module, rounds: int) -> None:
-        """Pass as many batches as the rank with the most: all ranks gather sharded weights."""
-        size = self.config.image_size
-        blank = torch.zeros(1, 3, size, size, device=self.world.device)
-        for _ in range(max(self.world.gather(rounds)) - rounds):
-            logits(network, blank, self.config.test_time_flip)
-
 
 class Trainer:
     """One training run on this rank."""
@@ -182,7 +173,9 @@ class Trainer:
         val_split: Split,
         progress: Progress | None = None,
     ) -> None:
-        self.config, self.world, self.split = config, world, train_split
+        self.config = config
+        self.world = world
+        self.split = train_split
         self.stop = Stop(world)
         self.sampler = ResumableSampler(
             samples=len(train_split.index),
@@ -199,7 +192,7 @@ class Trainer:
             min(config.stop_epochs or config.epochs, config.epochs) * self.sampler.steps
         )
         classes = train_split.index.classes
-        accumulates = self.sampler.per_step > world.size
+        accumulates = self.sampler.mine > 1
         self.learner = Learner(config, world, classes, accumulates)
         self.loss = Loss(config, train_split.index, world.device)
         self.divergence = Divergence(config, world, train_split.index)
@@ -284,14 +277,12 @@ class Trainer:
         return to_device(iter(ready), device, pixels_of(config), decoded)
 
     def _train_step(self, batches: Iterator[DeviceBatch], rate: float) -> Tensor:
-        """Do one optimizer step over this rank's micro-batches; return the mean of their losses.
-
-        Each micro-batch has the same weight in the global batch, even if ranks have unequal
-        numbers: strategies divide by the world size, so the weight includes it.
-        """
-        learner, mine, enter = self.learner, self.sampler.mine, self.report.meter.timeline.enter
+        """Do one optimizer step over this rank's micro-batches; return the mean of their losses."""
+        learner = self.learner
+        mine = self.sampler.mine
+        enter = self.report.meter.timeline.enter
         learner.set_rate(rate)
-        weight, epoch = self.world.size / self.sampler.per_step, self.step // self.sampler.steps
+        epoch = self.step // self.sampler.steps
         total = torch.zeros((), device=self.world.device)
         indices = []
         for number in range(mine):
@@ -309,7 +300,7 @@ class Trainer:
                 with learner.autocast:
                     output = learner.strategy.replicas(images)
                     loss = self.loss(output, batch.targets, share)
-                weighted = loss * weight
+                weighted = loss * (1 / mine)  # DDP averages over the ranks
                 if number == mine - 1 and self.world.size > 1:
                     before_exchange(weighted, lambda: enter("communication"))
                 enter("backward")

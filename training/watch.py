@@ -21,8 +21,6 @@ RESTARTS = "KFP_DDP_RESTARTS"
 """Set if the launcher restarts ranks that ended."""
 FINAL = signal.SIGUSR1
 """Signal to the launcher: a restart of the ranks would fail the same way."""
-ELASTIC = "KFP_DDP_ELASTIC"
-"""Set if nodes may join and leave, so that ranks may get unequal shares of a batch."""
 NODE = "KFP_DDP_NODE"
 """Name of the pod's node."""
 Stage = Literal["start", "data", "step", "evaluate", "save"]

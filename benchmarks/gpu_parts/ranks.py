@@ -1,4 +1,4 @@
-"""Two ranks, each on a GPU of its own: what the exchange of gradients costs, what fsdp saves."""
+"""Two ranks, each on a GPU of its own: what the exchange of gradients costs."""
 
 import contextlib
 import itertools
@@ -55,7 +55,7 @@ def _read(answer: Path) -> dict[str, float]:
 
 
 def of_rank(root: str, name: str, size: int, fields: dict[str, Any]) -> dict[str, float]:
-    """This rank's seconds of a step, and of an all-reduce of its gradients alone; its memory."""
+    """This rank's seconds of a step, and of an all-reduce of its gradients alone."""
     import torch
 
     torch.backends.cudnn.benchmark = True
@@ -75,8 +75,7 @@ def of_rank(root: str, name: str, size: int, fields: dict[str, Any]) -> dict[str
         return (time.perf_counter() - began) / STEPS
 
     step = statistics.median([timed(lambda: trainer.advance(batches)) for _ in range(4)][1:])
-    memory = torch.cuda.max_memory_allocated() if cuda else 0
     alone = min(timed(lambda: torch.distributed.all_reduce(flat)) for _ in range(3))
     trainer.world.barrier()
     torch.distributed.destroy_process_group()
-    return {"step": step, "all_reduce": alone, "bytes": 4 * count, "memory": memory}
+    return {"step": step, "all_reduce": alone, "bytes": 4 * count}

@@ -14,10 +14,9 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import plural
-from kfp_ddp.evaluation.engine import JOB_INTERNAL as EVALUATION_OWN
 from kfp_ddp.jobs import check_job
 from kfp_ddp.jobs.kinds.pod import resources, scheduling
-from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec
+from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, SET_BY_STEP, LaunchSpec
 from kfp_ddp.jobs.task import check_bucket_training
 from kfp_ddp.k8s.api import LAUNCHER, Api, ApiError, Object, schedulable_nodes
 from kfp_ddp.k8s.objects import parse_quantity
@@ -127,7 +126,7 @@ def evaluation(steps: StepResources, spec: LaunchSpec) -> dict[str, Any]:
     backend, gpus = steps.evaluate_backend, steps.evaluate_gpus
     if backend == "local":
         return {"evaluate_backend": backend, "evaluate_job": {}, "evaluate_gpus": str(gpus or "")}
-    excluded = TRAINING_SIZE | set(EVALUATION_OWN)
+    excluded = TRAINING_SIZE | set(SET_BY_STEP)
     job = {name: value for name, value in spec.explicit().items() if name not in excluded}
     job |= {"nodes": steps.evaluate_nodes, "gpus_per_node": gpus}
     for name, least in EVALUATE_REQUESTS.items():
@@ -229,7 +228,7 @@ def _check_cluster(run: Run) -> list[str]:
     except ApiError as error:
         nodes = suitable = error
     if run.inputs["gpus_per_node"] == -1 and not run.spec.gpus():
-        gpus = gpus_per_node(suitable, run.spec.gpu_resource, run.spec.pods())
+        gpus = gpus_per_node(suitable, run.spec.gpu_resource, run.spec.nodes)
         run.spec = LaunchSpec.create(**{**run.spec.explicit(), "gpus_per_node": gpus})
     spec = run.spec
     warnings = check_job.check(api, spec.model_copy(update={"claims": {**mounts, **spec.claims}}))
@@ -240,7 +239,7 @@ def _check_cluster(run: Run) -> list[str]:
     }
     shared = mounted_at_once(spec, work, data, run.dataset.publish)
     number = None if isinstance(nodes, ApiError) else len(nodes)
-    warnings += check_modes(api, shared, instead, number, spec.pods())
+    warnings += check_modes(api, shared, instead, number, spec.nodes)
     if not spec.gpus():
         check_on_cpus(run.config)
         warnings.append(cpu_warning(nodes, spec.gpu_resource))

@@ -102,7 +102,7 @@ def _predict(
     sample = Sample()
     source, info, begun = open_source(request.source), subject.info, deque[Local]()
     reading = info.reading._replace(on_bad_image="skip")
-    precision, fastest = request.precision, half_precision(world.device, "single")
+    precision, fastest = request.precision, half_precision(world.device)
     if precision == "auto":
         precision = "bf16" if fastest == "bf16" else "fp32"
 

@@ -42,9 +42,6 @@ LOGGED = (
     *("balanced_accuracy", "calibration_error", "roc_auc", "macro_roc_auc", "samples", "skipped"),
 )
 
-JOB_INTERNAL = {**SET_BY_STEP, "elastic": "the step sets itself"}
-"""Fields of LaunchSpec that cannot be inputs, with the reason."""
-
 
 @step
 def run(
@@ -135,7 +132,7 @@ def log_charts(result: Evaluation, roc: "Roc | None", chart: Any) -> None:
 
 def job_fields(job: Mapping[str, Any], image: str, backend: str) -> dict[str, Any]:
     """Return the fields of LaunchSpec from a step's inputs; InputError names an invalid one."""
-    (inputs,) = split_fields("job", job, LaunchSpec, reserved=JOB_INTERNAL)
+    (inputs,) = split_fields("job", job, LaunchSpec, reserved=SET_BY_STEP)
     fields = {"image": image, **inputs}
     check_backend(backend, int(fields.get("nodes", 1)))
     LaunchSpec.create(**{**fields, "kind": "pytorchjob" if backend == "local" else backend})

@@ -73,12 +73,10 @@ def check_packages(packages: Sequence[str]) -> None:
 
 BACKSTOP_SECONDS = 60
 
-NODE_RANGE = r"^$|^[1-9][0-9]*:[1-9][0-9]*$"
 ENTRY = r"^$|^[^/\s-]([^\s]*[^/\s])?$"
 
 PATTERN_DESCRIPTIONS = {
     **DESCRIPTIONS,
-    NODE_RANGE: "the least and the most nodes as min:max, such as 2:4",
     CODE: "what as_folder makes, or /path/SHA256.tar.gz or gs://bucket/SHA256.tar.gz",
     ENTRY: "a file of the folder such as train.py, or a module such as package.train",
     PACKAGE: "a pin such as name==1.0, with --hash=sha256:... of a lock",
@@ -144,9 +142,6 @@ class JobFields(Settings):
 
     nodes: int = Field(1, ge=1, le=4096)
     """Number of worker pods, in a RayJob with its head. An MPIJob has its launcher besides."""
-    elastic: str = Field("", pattern=NODE_RANGE)
-    """Least and most nodes as min:max, between which the job may lose and gain pods while it runs;
-    '' for a fixed number."""
     nproc_per_node: int = Field(0, ge=0)
     """Processes (ranks) in each pod; 0 for one for each GPU, or one."""
     runtime: str = Field("torch-distributed", pattern=NAME)
@@ -263,7 +258,7 @@ class JobFields(Settings):
 
     restart_policy: Literal["Never", "OnFailure", "ExitCode"] = "Never"
     """Never: the job fails. OnFailure: the container restarts. ExitCode: a pod that a signal ended
-    is recreated. Elastic jobs use ExitCode instead of Never."""
+    is recreated."""
     backoff_limit: int = Field(-1, ge=-1)
     """Restarts of pods after which the operator ends the job; -1 for no limit."""
     clean_pod_policy: Literal["Running", "All", "None"] = "Running"
@@ -302,13 +297,6 @@ class JobFields(Settings):
                 requests[name] = request or limit
         return {"limits": limits, "requests": requests}
 
-    def node_range(self) -> tuple[int, int]:
-        """Return the minimum and maximum number of nodes."""
-        if not self.elastic:
-            return self.nodes, self.nodes
-        low, high = self.elastic.split(":")
-        return int(low), int(high)
-
     def gpus(self) -> int:
         """Return the GPUs of a node, set here or on the KFP task."""
         limits = self.resources.get("limits", {})
@@ -323,19 +311,11 @@ class JobFields(Settings):
         """Return the processes of a node: as set, one for each GPU, or one."""
         return self.nproc_per_node or max(1, self.gpus())
 
-    def restarts(self) -> int:
-        """Return how often the ranks of an elastic job restart; each lost node costs one."""
-        return max(10, 2 * self.node_range()[1])
-
     def operator_deadline(self) -> int | None:
         """Return the seconds after which the operator ends a job that its step has not ended."""
-        return (
-            round(self.deadline_minutes * 60) + BACKSTOP_SECONDS if self.deadline_minutes else None
-        )
-
-    def pods(self) -> int:
-        """Return the number of pods that the job is created with."""
-        return max(self.node_range()[0], self.nodes)
+        if not self.deadline_minutes:
+            return None
+        return round(self.deadline_minutes * 60) + BACKSTOP_SECONDS
 
 
 def is_gpu(resource: str) -> bool:

@@ -30,14 +30,6 @@ class LaunchSpec(JobFields):
                 "image runs of itself would not find them"
             )
         check_packages(self.packages_to_install)
-        if self.elastic:
-            low, high = self.node_range()
-            if low > high:
-                raise ValueError(f"elastic={self.elastic}: the minimum is above the maximum")
-            if self.nodes != 1 and not low <= self.nodes <= high:
-                raise ValueError(
-                    f"nodes={self.nodes} lies outside elastic={self.elastic}; leave nodes at 1"
-                )
         requested = self.requested()
         for name, limit in requested["limits"].items():
             request = requested["requests"].get(name, limit)

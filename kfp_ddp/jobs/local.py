@@ -242,7 +242,7 @@ def _stream(process: "subprocess.Popen[str]", ended: Ended) -> None:
 _OF_LAUNCHERS = re.compile(
     r"(PET|TORCHELASTIC|SLURM|OMPI|PMI|PMIX|PRTE|MPI|MV2|HYDRA|FLUX|PALS|JSM|HOROVOD|ACCELERATE)_.*"
     r"|(\w+_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(NCCL|GLOO|TP)_SOCKET_IFNAME|NCCL_COMM_ID"
-    r"|ROLE_NAME|PYTHON_EXEC|KFP_DDP_(ELASTIC|RESTARTS|LAUNCH_ID|PARENT_PID)"
+    r"|ROLE_NAME|PYTHON_EXEC|KFP_DDP_(RESTARTS|LAUNCH_ID|PARENT_PID)"
 )
 """What torchrun, MPI, batch systems and we set for a rank, and torch would take for its own."""
 

@@ -19,6 +19,8 @@ from kfp_ddp.k8s.objects import annotation
 from kfp_ddp.k8s.resource import PODS
 
 HEARTBEAT_SECONDS = 120.0
+LEAST_CRASHES = 10
+"""Crashes that end a job of few nodes whose operator replaces pods; a larger job has two a node."""
 # A list of a thousand pods is 10 MB, and this one is requested each half a second.
 ONE_WRITING = {
     "fieldSelector": "status.phase!=Succeeded,status.phase!=Failed,status.phase!=Pending",
@@ -53,7 +55,8 @@ def launch(
             print(f"warning: {warning}", flush=True)
         if spec.scheduler == "kueue" and spec.queue:
             jobs.check_queued(attempts.current)
-    ending, limits = Ending(api, owner), _limits(spec, stall_minutes)
+    limits = _limits(spec, stall_minutes)
+    ending = Ending(api, owner)
     with ending.watching():
         while True:
             ending.watch_job(jobs.kind.resource, jobs.identity.job_name(attempts.current))
@@ -134,16 +137,15 @@ def _follow(
 
 
 def _limits(spec: LaunchSpec, stall_minutes: float) -> Limits:
-    # Without elasticity or restarts, a job with separated pods cannot recover.
-    rigid = not spec.elastic and spec.restart_policy == "Never"
-    replaced = spec.elastic or spec.job_kind.replaces_pods
+    kind = spec.job_kind
+    # Without restarts, a job with separated pods cannot recover.
+    rigid = spec.restart_policy == "Never"
     return Limits(
         deadline=spec.deadline_minutes * 60,
         pending=spec.pending_minutes * 60,
-        enough_pods=spec.node_range()[0] if spec.elastic else 0,
-        crashes=spec.restarts() if replaced else 0,
-        silence=HEARTBEAT_SECONDS if rigid and spec.job_kind.waits_silently else 0,
-        pods=spec.pods() + spec.job_kind.extra_pods,
+        crashes=max(LEAST_CRASHES, 2 * spec.nodes) if kind.replaces_pods else 0,
+        silence=HEARTBEAT_SECONDS if rigid and kind.waits_silently else 0,
+        pods=spec.nodes + kind.extra_pods,
         stall=stall_minutes * 60,
     )
 

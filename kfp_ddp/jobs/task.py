@@ -46,12 +46,12 @@ def with_folders(
 
 def check_bucket_training(job: Mapping[str, Any]) -> None:
     """Raise InputError if pods of a training in a bucket would start from different checkpoints."""
-    for name, only in (("elastic", ""), ("restart_policy", "Never")):
-        if (value := job.get(name, only)) != only:
-            raise InputError(
-                f"job sets {name}={value!r}, which replaces pods while others run, but work in a "
-                "bucket is downloaded when a job starts: remove it, or use a work claim"
-            )
+    policy = job.get("restart_policy", "Never")
+    if policy != "Never":
+        raise InputError(
+            f"job sets restart_policy={policy!r}, which replaces pods while others run, but work "
+            "in a bucket is downloaded when a job starts: remove it, or use a work claim"
+        )
 
 
 def with_claims(fields: dict[str, Any], paths: list[str], claims: dict[str, str]) -> dict[str, Any]:

@@ -192,7 +192,7 @@ def _with_network(arguments: dict[str, Any], weights: str) -> dict[str, Any]:
 
 def _check_network(config: TrainConfig, photographs: Photographs, ranks: int) -> None:
     """Raise the InputError of the training for its batch, or for weights that do not fit."""
-    batch, micro = divide(config, photographs.train, ranks, uneven=False, before=None)
+    batch, micro = divide(config, photographs.train, ranks, before=None)
     pretrained = config.pretrained
     is_local = is_path(pretrained) and not is_per_node(pretrained)
     if config.model_code or (micro > 1 and not is_local):

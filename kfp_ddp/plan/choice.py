@@ -249,7 +249,6 @@ class _Sized:
         chosen = "cifar_resnet20" if tiny else "resnet50" if large else "resnet18"
         self.model, self.weighted = model or chosen, "sampling" in training
         self.sgd = training.get("optimizer", "sgd") == "sgd"
-        self.sharded = training.get("strategy") == "fsdp"  # has no average of the weights
         self.size = size or self._size(tiny)
         most = BATCH[machine.device] * max(1, machine.gpus)
         batch = max(min(most, self.images // STEPS), min(4 if weights else 8, self.images // 2))
@@ -302,12 +301,11 @@ class _Sized:
         if not self.weights:
             training["class_weights"] = "none" if self.weighted else "sqrt"
             training["randaugment"] = 9 if self._augmented(self.epochs) else 0
-        if not self.weights and not self.sharded:
             steps = self.epochs * max(1, self.images // self.batch)
             training["ema_decay"] = round(1 - 1 / max(10, AVERAGED * steps), 5)
-        if not self.weights and self.sgd:
-            learning_rate = min(0.8, 0.05 * self.batch / BATCH["cpu"])
-            training |= {"learning_rate": learning_rate, "weight_decay": 5e-4}
+            if self.sgd:
+                training["learning_rate"] = min(0.8, 0.05 * self.batch / BATCH["cpu"])
+                training["weight_decay"] = 5e-4
         training["workers"] = min(4, self.machine.cores // 2) if self.machine.gpus else 0
         training["batch_size"] = self.batch
         return {"model": self.model, "epochs": self.epochs, "training": training}

@@ -76,12 +76,11 @@ class Run:
         config, spec = self.config, self.spec
         if self.parameters.backend == "local" and not spec.nproc_per_node:
             return
-        ranks = spec.pods() * spec.processes()
+        ranks = spec.nodes * spec.processes()
         if not config.script:
             check_single(config, ranks)
         if config.is_set("batch_size") and not config.batch_size_per_rank:
-            uneven = bool(spec.elastic) and config.strategy != "fsdp"
-            check_divides(config.batch_size, config.micro_batch_size, ranks, uneven)
+            check_divides(config.batch_size, config.micro_batch_size, ranks)
 
 
 def parse(inputs: Mapping[str, Any]) -> Run:

@@ -50,7 +50,7 @@ def sized(run: Run) -> tuple[Run, list[str]]:
         return run, []
     local = parameters.backend == "local"
     photographs, machine = _photographs(run), this_machine() if local else _machine(spec)
-    ranks = (spec.nproc_per_node or 0) if local else spec.pods() * spec.processes()
+    ranks = (spec.nproc_per_node or 0) if local else spec.nodes * spec.processes()
     find = partial(weights_download.find, own_image="image" in parameters.job)
     requested = {**run.inputs, "pretrained": config.pretrained}
     choice, start = choose_weights(photographs, machine, requested, ranks, find)
@@ -155,7 +155,7 @@ def _header(data: bytes) -> tuple[str, int, int] | None:
 
 
 def _machine(spec: LaunchSpec) -> Machine:
-    pods, gpus = spec.pods(), spec.gpus()
+    pods, gpus = spec.nodes, spec.gpus()
     device: Literal["cuda", "cpu"] = "cuda" if gpus else "cpu"
     limit = spec.requested()["limits"].get("cpu")
     cores = int(parse_quantity(limit)) if limit else CORES[device] * spec.processes()

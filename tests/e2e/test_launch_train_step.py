@@ -181,11 +181,10 @@ def test_first_worker_lost_before_the_rendezvous_is_retried(grounds: Grounds) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("elastic", ["", "2:2"])
-def test_ranks_wait_for_a_worker_260_seconds_late(grounds: Grounds, elastic: str) -> None:
+def test_ranks_wait_for_a_worker_260_seconds_late(grounds: Grounds) -> None:
     """A cold node takes as long to pull an image; the operator's own wait ends after 200."""
     with gate_pods(grounds, 0) as release:
-        step = TrainStep(grounds, nodes=2, elastic=elastic, retries=0).start(600)
+        step = TrainStep(grounds, nodes=2, retries=0).start(600)
         until(lambda: len(step.workers()) == 2, "two pods")
         start_time = time.monotonic()
         while time.monotonic() - start_time < 260:

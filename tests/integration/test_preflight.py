@@ -200,7 +200,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"checkpoint": "gs://bucket/models/dogs"}, "checkpoint=gs://bucket/models/dogs is not found"),
     ({"recipe": "finetune", "pretrained": "gs://bucket/none.pth"}, "=gs://bucket/none.pth"),
     ({"work": "gs://absent/x"}, "the bucket gs://absent does not exist"),
-    ({"work": "gs://bucket/x", "job": {"elastic": "1:2"}}, "job sets elastic='1:2'"),
+    ({"job": {"elastic": "1:2"}}, "job has no setting 'elastic'"),
     ({"work": "gs://bucket/x", "job": {"restart_policy": "OnFailure"}}, "job sets restart_policy"),
     ({"work": "file:///runs", "backend": "pytorchjob", "gpus_per_node": 0}, "is not a bucket"),
     ({"sweep": {"space": {"learning_rat": [0.1, 0.2]}}}, "a trial of sweep has no setting"),

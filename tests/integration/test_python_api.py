@@ -2,6 +2,7 @@
 
 import base64
 import html
+import re
 import runpy
 import subprocess
 import sys
@@ -35,21 +36,27 @@ def test_the_package_imports_no_client() -> None:
     assert subprocess.check_output([sys.executable, "-c", probe], text=True) == "[]\n"
 
 
-def test_the_page_works_as_written(
-    kfp_server: KfpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def page(kfp_server: KfpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names in the Python of the page, after it has run."""
+
     def end(_: float) -> None:
         kfp_server.put_run(next(iter(kfp_server.store.runs)), "SUCCEEDED", {"train": "SUCCEEDED"})
 
-    monkeypatch.setattr(follow, "sleep", end)
     text = "\n".join(fences(ROOT / "docs" / "python.md", "python"))
     assert text.count("http://localhost:8888") == 1
-    page = tmp_path / "page.py"
-    page.write_text(text.replace("http://localhost:8888", kfp_server.url))
-    names = runpy.run_path(str(page))
-    assert names["run"].info.state == "SUCCEEDED"
-    assert names["job"].status == "PENDING"
-    assert names["nightly"]["state"] == "enabled"
+    file = tmp_path / "page.py"
+    file.write_text(text.replace("http://localhost:8888", kfp_server.url))
+    with monkeypatch.context() as patches:
+        patches.setattr(follow, "sleep", end)
+        return runpy.run_path(str(file))
+
+
+def test_the_page_works_as_written(page: dict[str, Any]) -> None:
+    assert page["run"].info.state == "SUCCEEDED"
+    assert page["job"].status == "PENDING"
+    assert page["divided"].status == "PENDING"
+    assert page["nightly"]["state"] == "enabled"
 
 
 def test_a_run_is_that_of_the_command(kfp_server: KfpServer) -> None:
@@ -230,6 +237,26 @@ def test_an_invalid_job_is_refused(
     with pytest.raises(InputError, match=says):
         Client().train(**arguments)
     assert not kfp_server.store.runs
+
+
+@pytest.mark.slow
+def test_weights_divided_among_the_ranks_are_resumed(page: dict[str, Any], tmp_path: Path) -> None:
+    shown = re.compile(r"rank (\d) has (\d+) of (\d+) weights; resumed from step (\d+)")
+    for steps, first, ranks in ((2, 0, 1), (3, 2, 2)):
+        run = Client().train(
+            page["train_divided"],
+            func_args={"folder": str(tmp_path / "work"), "steps": steps},
+            kind="local",
+            num_nodes=ranks,
+            output=tmp_path / f"output-{steps}",
+        )
+        assert run.status == "SUCCEEDED"
+        lines = shown.findall("\n".join(run.logs("job")))
+        own = {int(rank): int(weights) for rank, weights, _, _ in lines}
+        assert own.keys() == set(range(ranks))
+        assert {int(step) for *_, step in lines} == {first}
+        assert {int(total) for _, _, total, _ in lines} == {sum(own.values())}
+        assert max(own.values()) < 1.2 * sum(own.values()) / ranks
 
 
 @pytest.mark.slow

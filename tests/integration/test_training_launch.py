@@ -15,11 +15,11 @@ import pytest
 from torch.distributed.launcher import api
 
 from kfp_ddp.core import failure, machine
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training import node
 from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.state import checkpoint
 from kfp_ddp.training.watch import LAUNCH, PARENT
-from tests.serving import free_port
 from tests.training_ranks import config, dataset, events, newest
 from tests.waiting import until
 
@@ -186,6 +186,12 @@ def test_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_to: str, thre
     assert os.environ["OMP_NUM_THREADS"] == threads
 
 
+@pytest.mark.parametrize("nodes", ["1:2", "two", ""])
+def test_a_number_of_nodes_that_is_not_fixed_is_refused(nodes: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"--nnodes {nodes} is not one number.*newest checkpoint"):
+        node.launch([f"--nnodes={nodes}"], ["module"], tmp_path, check=print, summary=str)
+
+
 @pytest.mark.slow
 def test_stop_reports_no_false_save(data: Path, tmp_path: Path, launch: Launch) -> None:
     """First ranks that had to be killed; then a save that fails on SIGTERM."""
@@ -292,31 +298,3 @@ def test_stale_heartbeat_stops_it(data: Path, tmp_path: Path, launch: Launch) ->
         started.failure().error
         == f"the heartbeat is stale; the checkpoint of step {step} is durable"
     )
-
-
-@pytest.mark.slow
-def test_run_outlives_a_lost_node(data: Path, tmp_path: Path, launch: Launch) -> None:
-    """Two nodes of 1:2, one of them lost: the other goes on alone from the newest checkpoint."""
-    run = config(
-        data, tmp_path / "run", epochs=400, warmup_epochs=0, checkpoint_steps=6, resume="never"
-    )
-    quick = "join_timeout=60,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"
-    flags = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-id", "elastic", "--rdzv-conf")
-    here = ("--rdzv-endpoint", f"localhost:{free_port()}", "--local-addr", "localhost")
-    survivor, lost = (
-        launch(run, *flags, f"{quick},is_host={host}", *here, "--log-dir", logs, nproc=1)
-        for host, logs in (("true", f"{tmp_path}/logs0"), ("false", f"{tmp_path}/logs1"))
-    )
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    survivor.wait_until(lambda: metrics.exists() and '"checkpoint"' in metrics.read_text())
-    ranks = lost.ranks()
-    lost.process.kill()
-    psutil.wait_procs(ranks, timeout=30)
-    survivor.wait_until(lambda: '"world_size": 1' in metrics.read_text())
-    lines = metrics.read_text().splitlines()
-    starts = [json.loads(line) for line in lines if '"start"' in line]
-    assert starts[0]["world_size"] == 2
-    assert starts[-1]["world_size"] == 1
-    assert starts[-1]["resumed_from_step"] > 0
-    about = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert about["micro_batch_size"] == 4

@@ -86,11 +86,10 @@ ALL: dict[str, Any] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_run_killed_in_a_save_keeps_the_bits(tmp_path: Path, strategy: str) -> None:
+def test_run_killed_in_a_save_keeps_the_bits(tmp_path: Path) -> None:
     """While the body rests, so that it begins to learn once in one start, and once in each."""
     root = dataset(tmp_path / "data", train=32, val=8)  # four steps of 8 images an epoch
-    fields = {**ALL, "strategy": strategy, "ema_decay": 0.0 if strategy == "fsdp" else 0.9}
+    fields = {**ALL, "ema_decay": 0.9}
     whole, parts = (config(root, tmp_path / name, **fields) for name in ("whole", "parts"))
     output_of(whole, 2)
     train_until_killed(parts, 2, "torch.save")
@@ -100,13 +99,13 @@ def test_run_killed_in_a_save_keeps_the_bits(tmp_path: Path, strategy: str) -> N
 
 @pytest.mark.slow
 def test_results_are_those_of_one_rank(tmp_path: Path) -> None:
-    """Two of three ranks share the micro-batches; 20 images give shares of 20ths."""
-    root = dataset(tmp_path / "data", train=32)
+    """Ranks share the micro-batches; 20 images to evaluate give shares of 20ths."""
+    root = dataset(tmp_path / "data", train=48)
     losses, evaluated, weights = [], [], []
     more = {"micro_batch_size": 4, "optimizer": "sgd", "learning_rate": 0.05, "log_steps": 1}
     for world in (1, 3):
-        run = config(root, tmp_path / str(world), **{**ALL, **more, "batch_size": 16})
-        output_of(run, world, env={"KFP_DDP_ELASTIC": "1"})
+        run = config(root, tmp_path / str(world), **{**ALL, **more, "batch_size": 24})
+        output_of(run, world)
         losses.append([event["loss"] for event in events(tmp_path / str(world), "step")])
         last = events(tmp_path / str(world), "eval")[-1]
         assert last["accuracy"] * 20 == pytest.approx(round(last["accuracy"] * 20))
@@ -116,22 +115,6 @@ def test_results_are_those_of_one_rank(tmp_path: Path) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
     assert evaluated[1] == pytest.approx(evaluated[0], rel=1e-2)
     assert_trained_alike(weights[1], weights[0])
-
-
-@pytest.mark.slow
-def test_fsdp_trains_like_ddp(data: Path, tmp_path: Path) -> None:
-    ends = []
-    for strategy in ("ddp", "fsdp"):
-        run = config(data, tmp_path / strategy, ema_decay=0.0, epochs=2, strategy=strategy)
-        output_of(run, 2)
-        ends.append(checkpoint.load_model(newest(tmp_path / strategy).path)[0].state_dict())
-    assert ends[0].keys() == ends[1].keys()
-    one, other = (
-        torch.cat([v.flatten() for v in end.values() if v.is_floating_point()]) for end in ends
-    )
-    # Their memory layouts differ, so sums round differently; a wrong gradient is far further off.
-    drift = float((one - other).norm() / one.norm())
-    assert drift < 0.02, drift
 
 
 @pytest.mark.soak
@@ -269,12 +252,11 @@ def test_ranks_save_in_an_epoch_and_listen_where_allowed(data: Path, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_gradient_is_clipped_by_its_norm_over_all_ranks(strategy: str, tmp_path: Path) -> None:
+def test_gradient_is_clipped_by_its_norm_over_all_ranks(tmp_path: Path) -> None:
     """One step of two ranks: at momentum 0.9 Nesterov's first step is 1.9 times the gradient."""
     root = dataset(tmp_path / "data", train=8, val=4, classes=2)
     plain = {"epochs": 1, "warmup_epochs": 0, "weight_decay": 0, "ema_decay": 0, "learning_rate": 1}
-    run = config(root, tmp_path / "run", **plain, strategy=strategy, clip_norm=0.01)
+    run = config(root, tmp_path / "run", **plain, clip_norm=0.01)
     loop = trainer(config(root, tmp_path / "first"))
     loop.report.metrics.close()
     output_of(run, 2)

@@ -85,9 +85,6 @@ LEAVING = pod("worker", "Pending", 600, deletionTimestamp=ago(1))
         (look(pod("a", "Running", 600), pod("b", "Pending", 3), job=RUNNING), SIX, None),
         (look(pod("a", "Running", 600), pod("b", "Pending", 3)), SIX, None),
         (look(pod("a", "Running", 600), LEAVING, job=RUNNING), SIX, None),
-        # An elastic job waits for no more than its least number of pods.
-        (HALF, Limits(pending=6, enough_pods=1), None),
-        (HALF, Limits(pending=6, enough_pods=2), "b of "),
         # A job without pods counts from its start, unless it had some.
         (look(), SIX, ""),
         (look(age=3), SIX, None),
@@ -140,7 +137,9 @@ def test_a_deadline_counts_outside_of_the_queue(job: Object, age: float, over: b
 @pytest.mark.parametrize(
     ("code", "reason", "retryable"), [(137, "OOMKilled", False), (139, "Error", True)]
 )
-def test_an_elastic_job_ends_after_crashes(code: int, reason: str, retryable: bool) -> None:
+def test_a_job_whose_pods_are_replaced_ends_after_crashes(
+    code: int, reason: str, retryable: bool
+) -> None:
     """Its operator would make them anew without an end."""
     crash, drained = (cluster.pod("worker", cluster.ended(c, reason=reason)) for c in (code, 143))
     conditions = [{"type": "DisruptionTarget", "status": "True"}]

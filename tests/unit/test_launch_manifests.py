@@ -25,7 +25,6 @@ HELPERS = ("Launcher", "Submitter")
 UNBUFFERED = "PYTHONUNBUFFERED"
 # A value of each setting that some kind does not support.
 OTHER: dict[str, Any] = {
-    "elastic": "1:2",
     "runtime": "mine",
     "nproc_per_node": 2,
     "nccl_timeout_minutes": 5.0,

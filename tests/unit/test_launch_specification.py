@@ -1,8 +1,4 @@
 import re
-import signal
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +17,6 @@ from tests.launch_specs import SPEC, made
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"elastic": "4:2"}, "elastic=4:2: the minimum is above the maximum"),
-        ({"elastic": "1:2", "nodes": 3}, "nodes=3 lies outside elastic=1:2"),
-        ({"elastic": "two"}, "it should be the least and the most nodes as min:max"),
         ({"script": "print()"}, "give command or script, not both"),
         ({"command": (), "entry": "a.py"}, "entry='a.py' without code: as_folder gives both"),
         ({"command": (), "packages_to_install": ["a==1"]}, "need a command, a script or an entry"),
@@ -211,43 +204,11 @@ def test_parts_of_a_gpu_count_and_its_memory_and_cores_do_not() -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["volcano", "coscheduling"])
-def test_a_gang_is_all_pods_unless_fewer_can_run(scheduler: str) -> None:
+def test_a_gang_is_all_pods(scheduler: str) -> None:
     """An MPIJob has one pod more than nodes; what is left out, the operator makes all pods."""
     for kind in ("pytorchjob", "tfjob", "mpijob", "xgboostjob"):
         policy = made(kind=kind, nodes=2, scheduler=scheduler)["runPolicy"]["schedulingPolicy"]
         assert "minAvailable" not in policy
-    elastic = made(elastic="2:4", scheduler=scheduler)["runPolicy"]["schedulingPolicy"]
-    assert elastic["minAvailable"] == 2
-
-
-def test_an_elastic_job_bears_the_loss_of_pods() -> None:
-    job = made(elastic="1:2", command=(), script="print()")
-    worker = job["pytorchReplicaSpecs"]["Worker"]
-    assert worker["restartPolicy"] == "ExitCode"
-    assert job["elasticPolicy"]["maxRestarts"] == 10
-    assert made(elastic="4:64")["elasticPolicy"]["maxRestarts"] == 128
-    (container,) = worker["template"]["spec"]["containers"]
-    assert {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"} in container["env"]
-    options = made(elastic="1:2", restart_policy="OnFailure")["pytorchReplicaSpecs"]["Worker"]
-    assert options["restartPolicy"] == "OnFailure"
-    assert made(nodes=2)["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "Never"
-
-
-def test_torchrun_of_an_elastic_script_ends_with_the_code_of_its_signal(tmp_path: Path) -> None:
-    """With 1, which is torchrun's own, the operator would take it for an error of the program."""
-    script = tmp_path / "script.py"
-    script.write_text("import time\nprint('runs', flush=True)\ntime.sleep(600)\n")
-    spec = LaunchSpec.create(image="a:1", script=script.read_text(), elastic="1:2")
-    *command, _ = pod.command(spec, "map")
-    assert command[0] == "python3"
-    process = subprocess.Popen(
-        [sys.executable, *command[1:], str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"runs\n"
-    process.terminate()
-    process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])

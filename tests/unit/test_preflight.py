@@ -286,7 +286,6 @@ def test_invalid_step_resources_are_one_line(settings: dict[str, Any], reason: s
     [
         ({"nodes": 2}, "local", "nodes=2: backend local has one node"),
         ({"command": ["true"]}, "pytorchjob", "command"),
-        ({"elastic": "1:4"}, "pytorchjob", "elastic"),
     ],
 )
 def test_invalid_evaluation_job_is_one_line(job: dict[str, Any], backend: str, reason: str) -> None:

@@ -21,7 +21,6 @@ from kfp_ddp.pictures.splits import Index
 from kfp_ddp.runs.record import newest_checkpoint
 from kfp_ddp.training.data.loader import Split
 from kfp_ddp.training.model.networks import MEAN, STD, build
-from kfp_ddp.training.model.strategies import Ddp
 from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.spec.manifest import MANIFEST, STATE, step_dir, step_of
 from kfp_ddp.training.spec.model_file import pack
@@ -32,7 +31,7 @@ from tests.training_ranks import config, dataset, newest, run, trainer
 
 
 def about(config: TrainConfig) -> dict[str, Any]:
-    more = {"epoch": 1.5, "samples": 4, "form": Ddp.form}
+    more = {"epoch": 1.5, "samples": 4, "form": "replicated"}
     metrics = {"loss": 0.25, "top5": float("nan")}
     return checkpoint.manifest_of(config, ("a", "\N{SNOWMAN}"), **more, metrics=metrics)
 
@@ -110,11 +109,11 @@ def test_failing_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recover
     monkeypatch.setattr(time, "sleep", pause)
     split = Split(Index(tmp_path, ("a", "\N{SNOWMAN}"), ("x",) * 4, (0, 1, 0, 1)), None)
     if recovers:
-        assert saving.choose(directory, run(tmp_path), split, Ddp.form) == step_dir(directory, 20)
+        assert saving.choose(directory, run(tmp_path), split) == step_dir(directory, 20)
         assert len(pauses) == 1
         return
     with pytest.raises(checkpoint.UnreadableError, match="Too many levels") as caught:
-        saving.choose(directory, run(tmp_path), split, Ddp.form)
+        saving.choose(directory, run(tmp_path), split)
     assert caught.value.retryable
     assert pauses
     assert [step_of(path) for path in steps(directory)] == [20, 10]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torchvision.models import get_model
@@ -15,7 +14,7 @@ from torchvision.models import get_model
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.pictures.splits import Index
 from kfp_ddp.training.data.transforms import mixed
-from kfp_ddp.training.model import networks, strategies
+from kfp_ddp.training.model import networks
 from kfp_ddp.training.model.convolutions import Conv2d, use_products
 from kfp_ddp.training.state import learner
 from kfp_ddp.training.trainer import Loss, weights_of
@@ -86,8 +85,6 @@ def test_parameter_groups_have_the_settings_of_the_configuration() -> None:
     assert kinds == [{2, 4}, {1}]
     groups = learner.optimizer_of(network, run(momentum=0.0)).param_groups
     assert [(group["momentum"], group["nesterov"]) for group in groups] == [(0.0, False)] * 2
-    sharded = learner.optimizer_of(network, run(strategy="fsdp")).param_groups
-    assert [group["fused"] for group in sharded] == [None, None]
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 2.5])
@@ -260,29 +257,3 @@ def test_only_plain_convolutions_are_changed() -> None:
         other.weight.zero_()
     images = torch.ones(1, 4, 2, 2)
     assert not torch.equal(plain(images), other(images))
-
-
-@pytest.mark.parametrize(
-    ("model", "block", "blocks"),
-    [
-        ("resnet50", "Bottleneck", 16),
-        ("vit_b_16", "EncoderBlock", 12),
-        ("convnext_tiny", "CNBlock", 18),
-        ("densenet121", "_DenseLayer", 52),
-        ("timm/convnext_atto", "ConvNeXtBlock", 8),
-    ],
-)
-def test_shards_are_the_repeated_blocks(model: str, block: str, blocks: int) -> None:
-    with torch.device("meta"):
-        network = networks.build(model, 10)
-    kinds = [type(module).__name__ for module in strategies._blocks(network)]
-    assert kinds.count(block) == blocks
-
-
-def test_a_network_that_cannot_be_sharded_is_refused(tmp_path: Path) -> None:
-    network = nn.Linear(2, 2)
-    network.scale = nn.Parameter(torch.tensor(1.0))
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/s", rank=0, world_size=1)
-    with pytest.raises(InputError, match=r"scalar .* use strategy=ddp"):
-        strategies.Fsdp(network, ALONE)
-    dist.destroy_process_group()

@@ -15,7 +15,6 @@ from kfp_ddp.pictures.splits import Index
 from kfp_ddp.training.data.loader import Split
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.model.networks import build
-from kfp_ddp.training.model.strategies import Ddp, Fsdp
 from kfp_ddp.training.prepare import resolve
 from kfp_ddp.training.spec import model_file
 from kfp_ddp.training.spec.config import TrainConfig
@@ -28,7 +27,7 @@ RECORDED = Path(__file__).parent / "recorded"
 
 
 def save(output: Path, step: int, by: TrainConfig | None = None, **changed: Any) -> Path:
-    more = {"epoch": 1.0, "samples": 4, "metrics": {}, "form": Ddp.form, "images": "1" * 64}
+    more = {"epoch": 1.0, "samples": 4, "metrics": {}, "form": saving.FORM, "images": "1" * 64}
     about = {**checkpoint.manifest_of(by or run(output), CLASSES, **more), **changed}
     return checkpoint.write(output / "checkpoints", step, {"model": {}}, about)
 
@@ -39,13 +38,12 @@ def choose(
     count: int = 4,
     packed: bool = False,
     classes: tuple[str, ...] = CLASSES,
-    form: str = Ddp.form,
     **fields: Any,
 ) -> Path | None:
     slices = Slices("/d", ("/d/a.tar",), array("I"), array("Q"), array("Q")) if packed else None
     index = Index(output, classes, ("x",) * count, (0, 1) * (count // 2), slices)
     split = Split(index, None, digest)
-    return saving.choose(output / "checkpoints", run(output, **fields), split, form)
+    return saving.choose(output / "checkpoints", run(output, **fields), split)
 
 
 def test_newest_valid_one_is_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,10 +83,9 @@ def test_run_does_not_restart_from_scratch_if_no_checkpoint_is_valid(tmp_path: P
         ({"packed": True, "shuffle_buffer_mb": 7.5}, "shuffle_buffer_mb was 1024.0 and is now 7.5"),
         ({"classes": ("a", "b", "c")}, "the number of classes was 2 and is now 3"),
         ({"classes": ("a", "z")}, "class 1 was 'b' and is now 'z'"),
-        ({"form": Fsdp.form}, "strategy was ddp, single or one rank and is now fsdp over several"),
         ({"shuffle_buffer_mb": 7.5}, ""),
         ({"digest": ""}, ""),
-        ({"epochs": 3, "learning_rate": 0.5, "workers": 1, "strategy": "fsdp"}, ""),
+        ({"epochs": 3, "learning_rate": 0.5, "workers": 1, "strategy": "single"}, ""),
     ],
 )
 def test_another_run_is_refused(tmp_path: Path, fields: dict[str, Any], difference: str) -> None:
@@ -125,32 +122,27 @@ def test_manifest_of_commit_4f70e37_is_read_and_resumed(tmp_path: Path) -> None:
     assert (info.step, info.classes) == (36, ("class0", "class1", "class2"))
     split = Split(Index(tmp_path, info.classes, ("x",) * 96, (0, 1, 2) * 32), None)
     config = TrainConfig.create(**{**about["config"], "output_dir": str(tmp_path)})
-    assert saving.choose(directory, config, split, Ddp.form) == path
+    assert saving.choose(directory, config, split) == path
     unset = run(tmp_path, image_size=8, epochs=3)
     resolved = resolve(unset, World(0, 2, 0, 2, torch.device("cpu")), 96)
-    assert saving.choose(directory, resolved, split, Ddp.form) == path
+    assert saving.choose(directory, resolved, split) == path
     batches = (resolved.batch_size, resolved.micro_batch_size, resolved.warmup_epochs)
     assert batches == (8, 4, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("written", "form"),
-    [
-        ("ddp, single or one rank", Ddp.form),
-        ("fsdp over several ranks", Fsdp.form),
-        ("replicated", "replicated"),
-        ("sharded", "sharded"),
-    ],
-)
-def test_form_of_the_state_decides(tmp_path: Path, written: str, form: str) -> None:
-    """fsdp on one rank saves as ddp does. Early checkpoints have the text instead of the key."""
-    path = save(tmp_path, 10, by=run(tmp_path, strategy="fsdp"), form=written)
-    assert choose(tmp_path, form=form) == choose(tmp_path, form=form, strategy="fsdp") == path
-    with pytest.raises(InputError, match="strategy was"):
-        choose(tmp_path, form=Fsdp.form if form == Ddp.form else Ddp.form)
-    save(tmp_path, 11, form="other")
-    with pytest.raises(InputError, match="strategy was None and is now"):
-        choose(tmp_path, form=form)
+@pytest.mark.parametrize("form", ["replicated", "ddp, single or one rank"])
+def test_a_complete_state_is_resumed(tmp_path: Path, form: str) -> None:
+    """Early checkpoints have a text in place of the key."""
+    path = save(tmp_path, 10, form=form)
+    assert choose(tmp_path) == path
+
+
+@pytest.mark.parametrize("form", ["sharded", "fsdp over several ranks", "other"])
+def test_another_form_of_the_state_is_refused(tmp_path: Path, form: str) -> None:
+    save(tmp_path, 9)
+    path = save(tmp_path, 10, form=form)
+    with pytest.raises(InputError, match=rf"{form}.*fsdp.*output_dir and pretrained={path}$"):
+        choose(tmp_path)
 
 
 @pytest.mark.parametrize(("count", "continues"), [(None, False), ("0", False), ("1", True)])

@@ -56,7 +56,7 @@ def steps_of_ranks(
 @pytest.mark.parametrize(
     ("packed", "sampling", "world", "first_step"),
     [
-        *((False, "", world, step) for world in range(1, 7) for step in (0, 3, 4, 6)),
+        *((False, "", world, step) for world in (1, 2, 3, 6) for step in (0, 3, 4, 6)),
         *((False, "balanced", world, step) for world in (1, 2, 3) for step in (0, 3, 4, 6)),
         *((False, "sqrt", world, 3) for world in (1, 2, 3)),
         *((True, "", world, step) for world in (2, 3, 6) for step in (0, 5, 82, 120)),
@@ -132,13 +132,13 @@ def test_order_of_existing_checkpoints_stays() -> None:
     ]
 
 
-@pytest.mark.parametrize(("world", "mine"), [(1, [5]), (2, [3, 2]), (4, [2, 1, 1, 1])])
-def test_ranks_may_have_unequal_numbers_of_micro_batches(world: int, mine: list[int]) -> None:
+@pytest.mark.parametrize(("world", "mine"), [(1, 6), (2, 3), (3, 2), (6, 1)])
+def test_ranks_have_equal_numbers_of_micro_batches(world: int, mine: int) -> None:
     for rank in range(world):
-        sampler = ResumableSampler(47, 10, 2, rank, world, seed=0)
-        assert (sampler.per_step, sampler.steps, sampler.mine) == (5, 4, mine[rank])
-        assert len(list(sampler.epoch(0))) == 4 * mine[rank]
-        assert len(list(sampler.epoch(1, 3))) == mine[rank]
+        sampler = ResumableSampler(53, 12, 2, rank, world, seed=0)
+        assert (sampler.per_step, sampler.steps, sampler.mine) == (6, 4, mine)
+        assert len(list(sampler.epoch(0))) == 4 * mine
+        assert len(list(sampler.epoch(1, 3))) == mine
 
 
 def test_one_window_over_all_images_gives_the_order_of_plain_files() -> None:

@@ -150,7 +150,7 @@ class Epoch(NamedTuple):
     def ahead(self, first_step: int, micro: int, rank: int, world: int) -> dict[int, list[Piece]]:
         """Return the pieces that a rank reads with each micro-batch: a window before it is used."""
         steps, batch = self.order.shape
-        mine = len(range(rank, batch // micro, world))
+        mine = batch // micro // world
         last = (steps - first_step) * mine - 1
         pieces = defaultdict[int, list[Piece]](list)
         number = 0
@@ -206,15 +206,16 @@ class ResumableSampler:
         windows: Windows | None = None,
         classes: Classes | None = None,
     ) -> None:
-        self.classes = classes
-        self.windows = windows
         self.samples = samples
         self.micro = micro
-        self.seed = seed
         self.rank = rank
         self.world = world
+        self.seed = seed
+        self.windows = windows
+        self.classes = classes
         self.per_step = batch // micro
-        self.mine = len(range(rank, self.per_step, world))
+        """Micro-batches of a step, a multiple of `world`."""
+        self.mine = self.per_step // world
         self.steps = samples // batch
 
     def batches(self, first_step: int, epochs: int) -> Iterator[list[Key]]:

@@ -75,8 +75,8 @@ class GpuTimeline(Timeline):
 
 
 def before_exchange(loss: Tensor, then: Callable[[], None]) -> None:
-    """Call `then` in the backward pass of `loss`, before DDP and FSDP wait for other ranks."""
-    # Callbacks run in queue order, and the one in which DDP and FSDP wait is queued after this one.
+    """Call `then` in the backward pass of `loss`, before DDP waits for other ranks."""
+    # Callbacks run in queue order, and the one in which DDP waits is queued after this one.
     engine = torch.autograd.Variable._execution_engine
     loss.register_hook(lambda _: engine.queue_callback(then))  # type: ignore[no-untyped-call]
 

@@ -8,30 +8,37 @@ from kfp_ddp.training.spec.config import TrainConfig
 
 
 def divide(
-    config: TrainConfig, images: int, ranks: int, uneven: bool, before: Mapping[str, Any] | None
+    config: TrainConfig, images: int, ranks: int, before: Mapping[str, Any] | None
 ) -> tuple[int, int]:
     """Return (batch_size, micro_batch_size) of a run; raise InputError for a misfit.
 
     With the configuration `before` of the checkpoint to resume from, the run sees its batches.
     """
     check_one_each(images, ranks)
-    batch, micro = config.batch_size, max(0, config.micro_batch_size)
-    if config.batch_size_per_rank or not config.is_set("batch_size"):
-        if before:
-            batch = int(before["batch_size"])
-        elif config.batch_size_per_rank:
-            batch = config.batch_size_per_rank * ranks
-        else:
-            unit = ranks * (micro or 1)
-            batch = max(unit, min(batch, images) // unit * unit)
-    if before and batch == before["batch_size"] and batch // before["micro_batch_size"] >= ranks:
-        micro = micro or int(before["micro_batch_size"])
-    if uneven and not micro:
-        micro = next((size for size in range(batch // ranks, 0, -1) if batch % size == 0), 0)
+    batch = _global_batch(config, images, ranks, before)
     if images < batch:
         raise InputError(f"batch_size={batch} but only {images} training images; lower batch_size")
-    check_divides(batch, micro, ranks, uneven)
+    micro = max(0, config.micro_batch_size)
+    if not micro and before and batch == before["batch_size"]:
+        earlier = int(before["micro_batch_size"])
+        if batch // earlier >= ranks:
+            micro = earlier
+    check_divides(batch, micro, ranks)
     return batch, micro or batch // ranks
+
+
+def _global_batch(
+    config: TrainConfig, images: int, ranks: int, before: Mapping[str, Any] | None
+) -> int:
+    """Return the batch that was set, that of the earlier run, or what the images allow."""
+    if config.is_set("batch_size") and not config.batch_size_per_rank:
+        return config.batch_size
+    if before:
+        return int(before["batch_size"])
+    if config.batch_size_per_rank:
+        return config.batch_size_per_rank * ranks
+    unit = ranks * max(1, config.micro_batch_size)
+    return max(unit, min(config.batch_size, images) // unit * unit)
 
 
 def check_single(config: TrainConfig, ranks: int) -> None:
@@ -48,11 +55,9 @@ def check_one_each(images: int, ranks: int) -> None:
         )
 
 
-def check_divides(batch: int, micro: int, ranks: int, uneven: bool = False) -> None:
-    """Raise InputError unless all ranks get the same number; `uneven` allows unequal numbers."""
+def check_divides(batch: int, micro: int, ranks: int) -> None:
+    """Raise InputError unless all ranks get the same number of images."""
     micro = max(0, micro)
-    if uneven and micro and batch % micro == 0 and batch // micro >= ranks:
-        return
     unit = ranks * (micro or 1)
     if batch % unit:
         size = f" with micro_batch_size={micro}" if micro else ""

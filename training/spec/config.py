@@ -233,9 +233,8 @@ class TrainConfig(Settings):
     """Save and stop after this many of the epochs, with the schedule of all; a start with more
     continues exactly; 0: after the last one."""
 
-    strategy: Literal["ddp", "single", "fsdp"] = "ddp"
-    """A copy of the network on every rank (ddp), a single rank, or a shard of the weights on every
-    rank (fsdp)."""
+    strategy: Literal["ddp", "single"] = "ddp"
+    """A copy of the network on every rank (ddp), or a single rank."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Compute on GPUs (cuda), on an Apple GPU (mps, one rank only) or on CPUs; auto: on a GPU if
     there is one."""
@@ -331,14 +330,6 @@ class TrainConfig(Settings):
             )
         if self.sampling == self.class_weights == "balanced":
             raise ValueError("sampling and class_weights are both balanced: use one of them")
-        if self.strategy == "fsdp" and self.ema_decay:
-            raise ValueError("ema_decay needs strategy=ddp: averaged weights are not sharded")
-        if self.strategy == "fsdp" and self.micro_batch_size == AUTO:
-            raise ValueError("micro_batch_size=auto needs strategy=ddp or single: set a number")
-        if self.strategy == "fsdp" and self.compile:
-            raise ValueError("compile needs strategy=ddp or single: shards are not compiled")
-        if self.strategy == "fsdp" and self.precision == "fp16":
-            raise ValueError("precision=fp16 needs strategy=ddp or single: use bf16 with shards")
         return self
 
     def _fill(self, **values: Any) -> None:

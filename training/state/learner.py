@@ -21,7 +21,8 @@ def optimizer_of(network: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     own = own_model.load_for(config)
     if own and own.optimizer:
         return own.create_optimizer(network, config, peak(config))
-    decay, rate = config.weight_decay, peak(config)
+    rate = peak(config)
+    decay = config.weight_decay
     groups = _group_by_decay(list(network.parameters()), decay)
     if has_separate_body(config.freeze_epochs, config.body_lr_factor):
         body = body_weights(network)
@@ -31,11 +32,10 @@ def optimizer_of(network: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
             {**group, "lr_scale": config.body_lr_factor} for group in _group_by_decay(body, decay)
         ]
         groups = [*_group_by_decay(head, decay), *scaled]
-    fused = None if config.strategy == "fsdp" else True  # DTensors have foreach kernels only
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(groups, rate, fused=fused)
+        return torch.optim.AdamW(groups, rate, fused=True)
     momentum = config.momentum
-    return torch.optim.SGD(groups, rate, momentum, nesterov=momentum > 0, fused=fused)
+    return torch.optim.SGD(groups, rate, momentum, nesterov=momentum > 0, fused=True)
 
 
 def _group_by_decay(weights: list[nn.Parameter], decay: float) -> list[dict[str, Any]]:
@@ -101,19 +101,15 @@ class Learner:
     def __init__(
         self, config: TrainConfig, world: World, classes: tuple[str, ...], accumulates: bool
     ) -> None:
-        self.config, self.world = config, world
+        self.config = config
+        self.world = world
         torch.manual_seed(config.seed)
-        sharded = config.strategy == "fsdp" and world.size > 1
         network = networks.build_for(config, len(classes))
         if config.starts_from_weights:
             initialise(network, config, classes, log=world.first)
         if world.device.type == "cpu" and not config.compile:
             use_products(network)
-        # The strategy moves shards, which must be contiguous, to the device block by block: all
-        # of the network may not fit there.
-        self.network = (
-            network if sharded else network.to(world.device).to(memory_format=torch.channels_last)
-        )
+        self.network = network.to(world.device).to(memory_format=torch.channels_last)
         self.ema = Ema(self.network, config.ema_decay) if config.ema_decay else None
         self.strategy = spread(self.network, config, world, accumulates)
         self.optimizer = optimizer_of(self.network, config)
@@ -168,7 +164,7 @@ class Learner:
         """Update the weights, clear gradients; with fp16, an overflow only changes the scale."""
         if self.config.clip_norm:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.strategy.network.parameters(), self.config.clip_norm)
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
@@ -186,8 +182,11 @@ class Learner:
         return self.ema.model
 
     def state(self) -> dict[str, Any]:
-        """Return the complete state, at least on rank 0; copy it before the next step."""
-        state = self.strategy.state(self.optimizer)
+        """Return references to the complete state: copy them before the next step."""
+        state: dict[str, Any] = {
+            "model": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
         if self.ema:
             self.ema.copy_buffers(self.network)
         state["ema"] = self.ema.model.state_dict() if self.ema else None
@@ -206,7 +205,8 @@ class Learner:
         """Restore what `state` returned, with the optimizer settings of the configuration."""
         groups = self.optimizer.param_groups
         options = [{name: group[name] for name in group if name != "params"} for group in groups]
-        self.strategy.restore(self.optimizer, state)
+        self.network.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
         for group, own in zip(self.optimizer.param_groups, options, strict=True):
             group.update(own)
         if self.ema:

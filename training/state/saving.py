@@ -15,7 +15,6 @@ from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training.data.loader import Split
 from kfp_ddp.training.distributed import World
-from kfp_ddp.training.model.strategies import FORMS, form_of
 from kfp_ddp.training.spec import model_file
 from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.spec.manifest import step_dir
@@ -23,6 +22,11 @@ from kfp_ddp.training.spec.metrics import Metrics, read_events
 from kfp_ddp.training.spec.time_spent import cost_of
 from kfp_ddp.training.state import checkpoint
 from kfp_ddp.training.state.learner import Learner, has_separate_body
+
+FORM = "replicated"
+"""Form of a saved state in its manifest: all of it, as DDP and a single rank have it."""
+FORMS = (FORM, "ddp, single or one rank")
+"""What manifests call this form; early ones have the text."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,10 @@ class Saving:
     def __init__(
         self, config: TrainConfig, world: World, split: Split, val_split: Split, learner: Learner
     ) -> None:
-        self.config, self.world, self.split, self.learner = config, world, split, learner
+        self.config = config
+        self.world = world
+        self.split = split
+        self.learner = learner
         self._validation = val_split.contents or val_split.digest
         folder = RunFolder(config.output_dir).checkpoints
         self.writer = checkpoint.Writer(folder, config.keep_checkpoints)
@@ -102,16 +109,13 @@ class Saving:
         return self.world.first and 0 < seconds < time.monotonic() - self._saved_at
 
     def is_mine(self, step: int) -> bool:
-        """Return whether this rank takes part in a save after `step`, if it is not saved yet."""
-        collective = self.learner.strategy.collective_state
-        return self.saved_step != step and (self.world.first or collective)
+        """Return whether this rank saves after `step`, if that is not saved yet."""
+        return self.saved_step != step and self.world.first
 
     def save(self, step: int, epoch: float, metrics: Metrics) -> None:
-        """Start to save on rank 0 after `step` steps."""
+        """Start to save after `step` steps; rank 0 calls this."""
         self.saved_step = step
         state = self.learner.state()
-        if not self.world.first:
-            return
         manifest = checkpoint.manifest_of(
             self.config,
             self.split.index.classes,
@@ -122,7 +126,7 @@ class Saving:
             contents=self.split.contents,
             validation=self._validation,
             metrics=self.latest,
-            form=self.learner.strategy.form,
+            form=FORM,
             best=dataclasses.asdict(self.best) if self.best else None,
         )
         keep_also = {self.best.step} if self.best and self.config.keep_best else set()
@@ -136,10 +140,7 @@ class Saving:
 
     def resume(self) -> int:
         """Restore the newest valid checkpoint, the same on all ranks; return its step or 0."""
-        strategy = self.learner.strategy
-        path = self.world.from_first(
-            lambda: choose(self.writer.directory, self.config, self.split, strategy.form)
-        )
+        path = self.world.from_first(lambda: choose(self.writer.directory, self.config, self.split))
         if path is None:
             return 0
         valid = checkpoint.verify(path)
@@ -148,7 +149,8 @@ class Saving:
         self.learner.restore(valid.state())
         self.saved_step = valid.step
         self.latest = valid.fields["metrics"]
-        best, validation = (valid.fields.get(name) for name in ("best", "validation"))
+        best = valid.fields.get("best")
+        validation = valid.fields.get("validation")
         same = not (validation and self._validation) or validation == self._validation
         self.best = Best(**best) if best and same else None
         self.world.print(f"resumed from {valid.path}")
@@ -157,7 +159,7 @@ class Saving:
         return valid.step
 
 
-def choose(directory: Path, config: TrainConfig, split: Split, form: str) -> Path | None:
+def choose(directory: Path, config: TrainConfig, split: Split) -> Path | None:
     """Return the checkpoint to resume from, or None; set invalid ones aside; raise InputError."""
     newest = checkpoint.newest_valid(directory)
     if newest is None and (invalid := checkpoint.steps(directory)):
@@ -169,7 +171,14 @@ def choose(directory: Path, config: TrainConfig, split: Split, form: str) -> Pat
         print(f"warning: {path} is invalid and was set aside", flush=True)
     if newest is None:
         return None
-    was, training = newest.fields, split.index
+    was = newest.fields
+    if was["form"] not in FORMS:
+        raise InputError(
+            f"cannot resume from {newest.path}: its state has the form {was['form']!r}, of the "
+            "retired strategy=fsdp or of another version; to start from its weights, set another "
+            f"output_dir and pretrained={newest.path}"
+        )
+    training = split.index
     saved: Mapping[str, Any] = was["config"]
     pairs = {
         "model": (config.model, was["model"]),
@@ -189,7 +198,6 @@ def choose(directory: Path, config: TrainConfig, split: Split, form: str) -> Pat
             has_separate_body(config.freeze_epochs, config.body_lr_factor),
             has_separate_body(saved.get("freeze_epochs", 0), saved.get("body_lr_factor", 1.0)),
         ),
-        "strategy": (FORMS[form], FORMS.get(form_of(was))),
         "the number of training images": (len(training), was["samples"]),
     }
     for number, names in enumerate(zip(training.classes, was["classes"], strict=False)):

@@ -29,8 +29,6 @@ class Limits:
     deadline: float = 0
     pending: float = 0
     """How long each of its pods may wait to start."""
-    enough_pods: int = 0
-    """Pods with which an elastic job can run; 0 if all are needed."""
     crashes: int = 0
     """Crashes of pods, which an operator replaces without limit."""
     silence: float = 0
@@ -212,7 +210,7 @@ def out_of_time(snapshot: Snapshot, limits: Limits, wait: str) -> str:
             f"{snapshot.title} took longer than deadline_minutes={limits.deadline / 60:g} "
             "and was deleted; its checkpoints are kept"
         )
-    since, pod = waiting(snapshot, limits.enough_pods)
+    since, pod = waiting(snapshot)
     if limits.pending and since and snapshot.now - since > limits.pending:
         return (
             f"{pod}{snapshot.title} did not start within pending_minutes={limits.pending / 60:g}, "
@@ -228,17 +226,18 @@ def cannot_start(snapshot: Snapshot, limits: Limits, pod_waits: Iterable[Wait]) 
     return f"{snapshot.title} cannot start and was deleted: {wait}"
 
 
-def waiting(snapshot: Snapshot, enough_pods: int) -> tuple[float, str]:
+def waiting(snapshot: Snapshot) -> tuple[float, str]:
     """Return since when the job has waited for a pod, which its state does not show; 0 for none."""
     if not snapshot.pods_listed:
         return 0, ""
-    pods, begun = snapshot.pods, snapshot.kind.started(snapshot.job)
+    pods = snapshot.pods
+    begun = snapshot.kind.started(snapshot.job)
     own = [pod for pod in pods.own if "deletionTimestamp" not in pod["metadata"]]
     if not own:
         had_some = pods.present or pods.lost or pods.ended or snapshot.state.phase != "created"
         return (0, "") if had_some else (begun, "")
     late = [pod for pod in own if is_pending(pod)]
-    if not late or (enough_pods and len(own) - len(late) >= enough_pods):
+    if not late:
         return 0, ""
     first = min(late, key=created)
     return max(created(first), begun), f"{pod_title(first)} of "

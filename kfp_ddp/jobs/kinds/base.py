@@ -183,9 +183,6 @@ def started(job: Object) -> float:
     return datetime.fromisoformat(at or job["metadata"]["creationTimestamp"]).timestamp()
 
 
-NOT_ELASTIC = Unsupported(
-    "elastic", "elastic={value}: a {kind} cannot be elastic; use a pytorchjob"
-)
 NO_RUNTIME = Unsupported("runtime", "runtime={value!r}: a {kind} has none, a trainjob has")
 ONE_PROCESS = Unsupported(
     "nproc_per_node", "nproc_per_node={value}: a {kind} runs one process in each pod; leave it at 0"

@@ -23,15 +23,6 @@ SPOT_NODES: dict[str, tuple[str, str]] = {
     "eks": ("eks.amazonaws.com/capacityType", "SPOT"),
 }
 TORCHRUN_MODULE = "torch.distributed.run"
-# On SIGTERM torchrun exits with 1, as for an error, which would end an elastic job.
-TORCHRUN = """import sys
-from torch.distributed import run
-from torch.distributed.elastic.multiprocessing import SignalException
-try:
-    run.main()
-except SignalException as error:
-    sys.exit(128 + error.sigval)
-"""
 
 
 def template(
@@ -110,13 +101,14 @@ def command(spec: JobFields, script_map: str) -> list[str]:
         python = ["python3", *(["-m"] if code.is_module(spec.entry) else [])]
         python.append(_unchanged(spec, spec.entry))
     if starter == "torchrun":
-        torchrun = ["-c", TORCHRUN] if spec.elastic else ["-m", TORCHRUN_MODULE]
         what = ["--no-python", *python] if spec.script and not script_map else python[1:]
         if spec.args[:1] == ("--",):
             what.insert(what[0][0] == "-", "--")  # torchrun removes the first one
-        return [*first, "python3", *torchrun, *what]
-    # Without a number of ranks, mpirun uses every slot of the operator's host file.
-    return [*([starter] if starter else []), *first, *python]
+        return [*first, "python3", "-m", TORCHRUN_MODULE, *what]
+    if starter:
+        # Without a number of ranks, mpirun uses every slot of the operator's host file.
+        return [starter, *first, *python]
+    return [*first, *python]
 
 
 def preparation(spec: JobFields, script_map: str) -> list[str]:
@@ -148,9 +140,6 @@ def environment(spec: JobFields, script_map: str) -> list[Object]:
         preset["NCCL_IB_DISABLE"] = "1" if spec.nccl_infiniband == "off" else "0"
     if spec.nccl_timeout_minutes:
         preset["KFP_DDP_TIMEOUT_SECONDS"] = f"{spec.nccl_timeout_minutes * 60:g}"
-    if spec.elastic:
-        # Otherwise torchrun hangs when a new node joins one that ran before.
-        preset["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if spec.gpus():
         preset[GPUS] = str(spec.gpus())
     preset |= payload.variables(spec, script_map)

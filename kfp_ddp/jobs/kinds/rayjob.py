@@ -64,7 +64,7 @@ class RayJob(Kind):
     containers = ("submitter", "ray")
     script_starter = ""
     unsupported = (
-        *(base.NOT_ELASTIC, base.NO_RUNTIME, base.ONE_PROCESS),
+        *(base.NO_RUNTIME, base.ONE_PROCESS),
         Unsupported("scheduler", BY_KUBERAY, allowed=("kueue", "runai")),
         *(Unsupported(setting, BY_KUBERAY) for setting in OF_KUBERAY),
     )

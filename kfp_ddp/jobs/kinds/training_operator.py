@@ -12,7 +12,6 @@ from kfp_ddp.jobs.fields import JobFields
 from kfp_ddp.jobs.kinds import pod
 from kfp_ddp.jobs.kinds.base import (
     NO_RUNTIME,
-    NOT_ELASTIC,
     ONE_PROCESS,
     RENDEZVOUS,
     UNBUFFERED,
@@ -24,14 +23,10 @@ from kfp_ddp.jobs.kinds.base import (
 from kfp_ddp.k8s.api import Object
 
 JOB = "training.kubeflow.org/job-name"
-TYPE, INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
+TYPE = "training.kubeflow.org/replica-type"
+INDEX = "training.kubeflow.org/replica-index"
 LEADING = ("launcher", "master", "chief")
 INDEX_FIELD = {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX}']"}}
-# A pod's name resolves while the pod runs. Process 1 gets SIGTERM only if it traps it.
-WHEN_FIRST_RUNS = """trap exit TERM
-[ "$INDEX" = 0 ] || ! command -v getent || until getent hosts "$0"; do sleep 2; done
-"""
-WAIT_RESOURCES = {part: {"cpu": "100m", "memory": "64Mi"} for part in ("limits", "requests")}
 # A worker of an MPIJob waits until mpirun starts ranks in it by `kubectl exec`. The operator's own
 # `sleep 365d` ignores SIGTERM as process 1, and would occupy its GPUs for the full grace period.
 WAIT = ["sh", "-c", "trap exit TERM; while :; do sleep 3600 & wait $!; done"]
@@ -109,35 +104,12 @@ class PyTorchJob(TrainingOperatorKind):
 
     def fields(self, spec: JobFields, name: str, template: Object) -> dict[str, Any]:
         """Return the fields of a PyTorchJobSpec."""
-        from kubeflow.training import KubeflowOrgV1ElasticPolicy
-
-        first, elastic = f"{name}-worker-0", None
         container = template["spec"]["containers"][0]
-        if spec.elastic:
-            low, high = spec.node_range()
-            elastic = KubeflowOrgV1ElasticPolicy(
-                min_replicas=low,
-                max_replicas=high,
-                rdzv_backend="c10d",
-                max_restarts=spec.restarts(),
-                rdzv_id=name,
-            )
-            # torchrun's limit for this wait is a minute, and it has no setting.
-            wait = {
-                "name": "wait-for-first",
-                "image": container["image"],
-                "command": ["sh", "-c", WHEN_FIRST_RUNS, first],
-                "env": [{"name": "INDEX", "valueFrom": INDEX_FIELD}],
-                "resources": WAIT_RESOURCES,
-                "securityContext": container["securityContext"],
-            }
-            template["spec"].setdefault("initContainers", []).append(wait)
-        else:
-            variables = {item["name"]: item for item in container.get("env", [])}
-            container["env"] = list((variables | _rendezvous(spec, first)).values())
+        variables = {item["name"]: item for item in container.get("env", [])}
+        variables |= _rendezvous(spec, f"{name}-worker-0")
+        container["env"] = list(variables.values())
         return {
-            "pytorch_replica_specs": {"Worker": _replica(spec, spec.pods(), template)},
-            "elastic_policy": elastic,
+            "pytorch_replica_specs": {"Worker": _replica(spec, spec.nodes, template)},
             "nproc_per_node": str(spec.processes()),
         }
 
@@ -151,7 +123,6 @@ class TFJob(TrainingOperatorKind):
     containers = ("tensorflow",)
     script_starter = ""
     unsupported = (
-        NOT_ELASTIC,
         NO_RUNTIME,
         ONE_PROCESS,
         Unsupported(
@@ -162,8 +133,10 @@ class TFJob(TrainingOperatorKind):
     )
     environment = UNBUFFERED
     rendezvous_port = 2222
-    replicas, first = "tf_replica_specs", "Chief"
-    """Field of the spec, and role of the first pod."""
+    replicas = "tf_replica_specs"
+    """Field of the spec."""
+    first = "Chief"
+    """Role of the first pod."""
 
     def fields(self, spec: JobFields, name: str, template: Object) -> dict[str, Any]:
         """Return the fields of the job's spec."""
@@ -178,7 +151,8 @@ class XGBoostJob(TFJob):
 
     containers = ("xgboost",)
     rendezvous_port = 9999
-    replicas, first = "xgb_replica_specs", "Master"
+    replicas = "xgb_replica_specs"
+    first = "Master"
 
 
 class MPIJob(TrainingOperatorKind):
@@ -189,7 +163,7 @@ class MPIJob(TrainingOperatorKind):
 
     containers = ("mpi",)
     script_starter = "mpirun"
-    unsupported = (NOT_ELASTIC, NO_RUNTIME)
+    unsupported = (NO_RUNTIME,)
     # By default Open MPI binds each of two ranks to one core, too few for a rank with threads.
     environment: ClassVar[Mapping[str, str]] = {
         **UNBUFFERED,
@@ -199,7 +173,8 @@ class MPIJob(TrainingOperatorKind):
 
     def fields(self, spec: JobFields, name: str, template: Object) -> dict[str, Any]:
         """Return the fields of an MPIJobSpec."""
-        worker, launcher = template, copy.deepcopy(template)
+        worker = template
+        launcher = copy.deepcopy(template)
         worker["spec"]["containers"][0]["command"] = WAIT
         worker["spec"]["containers"][0].pop("args", None)
         launcher["spec"]["containers"][0]["resources"] = LAUNCHER_RESOURCES
@@ -229,10 +204,9 @@ class MPIJob(TrainingOperatorKind):
 def _replica(spec: JobFields, count: int, template: Object) -> Any:
     from kubeflow.training import KubeflowOrgV1ReplicaSpec
 
-    # With Never the operator ends an elastic job after one eviction; with ExitCode it replaces pods
-    # that were ended by a signal.
-    policy = "ExitCode" if spec.elastic and spec.restart_policy == "Never" else spec.restart_policy
-    return KubeflowOrgV1ReplicaSpec(replicas=count, restart_policy=policy, template=template)
+    return KubeflowOrgV1ReplicaSpec(
+        replicas=count, restart_policy=spec.restart_policy, template=template
+    )
 
 
 def _rendezvous(spec: JobFields, first: str) -> dict[str, Object]:
@@ -256,11 +230,9 @@ def _run_policy(spec: JobFields) -> Any:
 
     scheduling = None
     if spec.scheduler in ("volcano", "coscheduling"):
+        # Without min_available the gang is all pods, which in an MPIJob are one more than nodes.
         scheduling = KubeflowOrgV1SchedulingPolicy(
-            # The default is all pods, which in an MPIJob are one more than nodes.
-            min_available=spec.node_range()[0] if spec.elastic else None,
-            queue=spec.queue or None,
-            priority_class=spec.priority_class or None,
+            queue=spec.queue or None, priority_class=spec.priority_class or None
         )
     return KubeflowOrgV1RunPolicy(
         clean_pod_policy=spec.clean_pod_policy,

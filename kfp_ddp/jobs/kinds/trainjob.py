@@ -10,7 +10,6 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.fields import JobFields
 from kfp_ddp.jobs.kinds import pod
 from kfp_ddp.jobs.kinds.base import (
-    NOT_ELASTIC,
     RENDEZVOUS,
     UNBUFFERED,
     Kind,
@@ -68,7 +67,6 @@ class TrainJob(Kind):
     containers = ("node",)
     script_starter = "torchrun"
     unsupported = (
-        NOT_ELASTIC,
         Unsupported("scheduler", IN_THE_RUNTIME, allowed=("kueue",)),
         *(Unsupported(setting, IN_THE_RUNTIME) for setting in OF_THE_RUNTIME),
     )

@@ -151,7 +151,7 @@ def _train_on_cluster(
     spec = LaunchSpec.create(**fields, metrics_port=config.prometheus_port)
     if "shm_size" not in fields:
         processes = spec.processes()
-        shared = size_of_pod(config, processes, spec.node_range()[0] * processes)
+        shared = size_of_pod(config, processes, spec.nodes * processes)
         spec = spec.model_copy(update={"shm_size": shared})
     stall = supervision.stall_minutes
     finished = launch(spec, *ids, api, run_dir, progress=True, stall_minutes=stall)

@@ -1,6 +1,4 @@
-"""Jobs of ranks that are lost: elastic PyTorchJobs, and MPIJobs."""
-
-# ruff: noqa: F811 (fixtures that are imported)
+"""MPIJobs: slots of ranks, a failed rank, and workers that come late."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,57 +6,15 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.training.spec.config import TrainConfig
 from tests.e2e.harness import workflow
 from tests.e2e.harness.admission import provide_kubectl, skip_without_mpi
 from tests.e2e.harness.gpus import GPU, advertise_gpus
-from tests.e2e.harness.grounds import IMAGE, Folder, Grounds, until, with_retries
+from tests.e2e.harness.grounds import IMAGE, Grounds, until, with_retries
 from tests.e2e.harness.launch_step import LaunchStep
 from tests.e2e.harness.namespace import namespace
-from tests.e2e.test_launch_train_step import grounds, work  # noqa: F401
 
-ELASTIC = {"elastic": "1:2", "nodes": 2, "nproc_per_node": 1, "retries": 0}
-CLAIMS = {"claims": {"/data": "data", "/work": "work"}}
 RANK = 'import os, time\nrank = int(os.environ["OMPI_COMM_WORLD_RANK"])\n'
 FOREVER = RANK + 'print("rank", rank, "runs", flush=True)\ntime.sleep(600)\n'
-
-
-@pytest.mark.parametrize(
-    "grace", [None, pytest.param(0, marks=pytest.mark.soak)], ids=["drained", "lost"]
-)
-def test_training_loses_a_worker(grounds: Grounds, work: Folder, grace: int | None) -> None:
-    config = TrainConfig(
-        data="/data",
-        output_dir=f"/work/elastic-{grace}",
-        model="cifar_resnet8",
-        image_size=8,
-        epochs=60,
-        batch_size=16,
-        workers=0,
-    )
-    command = ["python3", "-m", "kfp_ddp.training.node", "--", *config.to_argv()]
-    fields = {"command": command, "env": {"OMP_NUM_THREADS": "1"}, "grace_seconds": 20}
-    step = LaunchStep(grounds, {**fields, **ELASTIC, **CLAIMS}).start()
-    step.saw("epoch 5/")
-    drain(grounds, step, grace)
-    assert step.wait() == "Succeeded", step.log()
-    assert step.log().splitlines()[-1] == f"DONE {job_name(step)}"
-    events = work.events(f"elastic-{grace}/metrics.jsonl")
-    starts = [event for event in events if event["event"] == "start"]
-    assert starts[0]["world_size"] == 2
-    assert starts[-1]["resumed_from_step"] > 0
-    assert events[-1]["status"] == "done"
-
-
-def drain(grounds: Grounds, step: LaunchStep, grace: int | None = None) -> None:
-    """Delete the second worker: with its grace period as `kubectl drain` does, or with `grace`."""
-    name = next(p.metadata.name for p in step.workers() if p.metadata.name.endswith("worker-1"))
-    grounds.core.delete_namespaced_pod(name, grounds.namespace, grace_period_seconds=grace)
-
-
-def job_name(step: LaunchStep) -> str:
-    (job,) = step.jobs()
-    return str(job["metadata"]["name"])
 
 
 @pytest.fixture(scope="module")
