@@ -59,8 +59,9 @@ test-all: $(COMPILED) ## all tests without a cluster
 
 KERNELS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
 	ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2
-COMPUTE := bulk drift evaluate export predict run_local serve timm training
-NUMERIC := $(wildcard $(foreach name,$(COMPUTE),tests/unit/test_$(name)*.py tests/integration/test_$(name)*.py))
+COMPUTE := evaluation export local pictures serve training
+NUMERIC := $(wildcard $(foreach room,$(COMPUTE),tests/unit/$(room) tests/integration/$(room)) \
+	tests/unit/test_predict.py tests/integration/test_predict_command.py)
 test-kernels: $(COMPILED) ## the tests of computed numbers, as other CPUs compute them (tests/README.md)
 	for kernels in $(KERNELS); do \
 		echo $$kernels; \

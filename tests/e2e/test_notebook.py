@@ -13,7 +13,7 @@ import yaml
 from kfp_ddp.core.container_images import REGISTRY
 from tests.e2e.harness.scene import Scene
 from tests.e2e.harness.training import TRAINING, WORKERS
-from tests.integration.test_notebook import execute, printed
+from tests.integration.client.test_notebook import execute, printed
 from tests.kfp_server.server import KfpServer, serving
 
 

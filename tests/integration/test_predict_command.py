@@ -23,7 +23,7 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.predict import load
 from tests import photographs
 from tests.commands import call, output, refused
-from tests.integration.test_serve import sealed
+from tests.integration.serve.test_serve import sealed
 from tests.kfp_server.server import KfpServer
 from tests.tolerance import near
 

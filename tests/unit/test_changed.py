@@ -99,7 +99,7 @@ def test_what_cannot_be_placed_reaches_every_test(path: str) -> None:
 
 
 def test_what_no_test_on_a_cluster_reads_reaches_none() -> None:
-    assert select(["docs/operate.md", "README.md", "tests/unit/test_step.py"]) == []
+    assert select(["docs/operate.md", "README.md", "tests/unit/core/test_step.py"]) == []
     assert select([]) == []
 
 
