@@ -1,6 +1,7 @@
 """The truth table of the gate: each rule holds, fails, or lacks an input.
 
-These cases are the table in the gate's README, which `python -m tests.unit.evaluation.test_gate_table` writes.
+These cases are the table in the gate's README, which
+`python -m tests.unit.evaluation.test_gate_table` writes.
 """
 
 import json
