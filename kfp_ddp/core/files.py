@@ -109,7 +109,8 @@ def _walk(top: int, parts: Sequence[str], root: Path, make: bool = False) -> int
         raise ValueError(f"{'/'.join(parts)} is not a folder below {root}")
     descriptor = os.dup(top)
     for at, part in enumerate(parts):
-        above, created = descriptor, False
+        above = descriptor
+        created = False
         try:
             with contextlib.suppress(FileExistsError):
                 if make:
@@ -204,7 +205,8 @@ def atomic_write(
             with contextlib.suppress(OSError):
                 os.unlink(aside.name, dir_fd=folder)
             if isinstance(error, OSError) and error.filename in (aside.name, str(aside)):
-                error.filename, error.filename2 = str(path), None
+                error.filename = str(path)
+                error.filename2 = None
             raise
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from kfp_ddp.core.errors import InputError
 
-CGROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
 TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/core_cpus_list"
 """File of Linux with the hardware threads of the core of a CPU."""
 GPUS = "KFP_DDP_GPUS"

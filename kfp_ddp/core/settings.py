@@ -94,7 +94,8 @@ class Settings(BaseModel):
 
     @classmethod
     def _one_line(cls, problem: ErrorDetails) -> str:
-        path, value = [str(part) for part in problem["loc"]], problem["input"]
+        path = [str(part) for part in problem["loc"]]
+        value = problem["input"]
         name = path[0] if path else ""
         if problem["type"] == "extra_forbidden":
             return f"there is no setting {name!r}{hint(name, list(cls.model_fields))}"

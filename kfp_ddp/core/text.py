@@ -40,7 +40,8 @@ def yaml_of(text: str, several: bool = False) -> Any:
     """
     import yaml  # only where there is some
 
-    loader, depth = _loader(), 0
+    loader = _loader()
+    depth = 0
     try:
         if len(text) > LARGEST_YAML:
             raise ValueError(f"it has more than {LARGEST_YAML:,} characters")

@@ -25,7 +25,8 @@ LAUNCHER_DIR = "/run/kfp-ddp"
 """Where the steps that launch or delete mount that Secret, if it exists."""
 STEPS = "kfp-ddp-steps"
 """Account of a run whose other steps have no right to launch or delete."""
-CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
+CONNECT_SECONDS = 5.0
+READ_SECONDS = 20.0
 # A starting API server returns these until it has loaded its RBAC rules and custom resources.
 UNSURE = (401, 403, 404)
 UNSURE_SECONDS = 10.0
@@ -47,7 +48,9 @@ class ApiError(KfpDdpError):
 
     def __init__(self, status: int, reason: str, message: str, text: str = "") -> None:
         super().__init__(text or (f"{status} {reason}: {message}" if status else message))
-        self.status, self.reason, self.message = status, reason, message
+        self.status = status
+        self.reason = reason
+        self.message = message
 
     @property
     def transient(self) -> bool:
@@ -124,7 +127,8 @@ class Api:
     """A client of the API server for one namespace."""
 
     def __init__(self, client: Any, namespace: str) -> None:
-        self.client, self.namespace = client, namespace
+        self.client = client
+        self.namespace = namespace
         self._server_time: tuple[float, float] | None = None
         """The server's clock, and the monotonic clock at that moment."""
 
@@ -264,7 +268,8 @@ class Api:
 
     def pages(self, resource: Resource, query: dict[str, str] | None = None) -> Iterator[Object]:
         """Yield a list in pages of one version, which has expired after status 410: list again."""
-        path, token = resource.path(self.namespace), ""
+        path = resource.path(self.namespace)
+        token = ""
         while True:
             part = {"limit": str(PAGE), **({"continue": token} if token else {})}
             page = self.call("GET", path, query={**(query or {}), **part})
@@ -330,7 +335,10 @@ class Api:
         self, request: Callable[[], T], seconds: float = RETRY_SECONDS, also: tuple[int, ...] = ()
     ) -> T:
         """Return the result of `request`, repeated while the server is unavailable."""
-        began, pause, warned, refused = time.monotonic(), 0.1, False, False
+        began = time.monotonic()
+        pause = 0.1
+        warned = False
+        refused = False
         while True:
             try:
                 return request()
@@ -338,7 +346,8 @@ class Api:
                 again = error.transient or error.status in also
                 if error.status in UNSURE and not again and not refused:
                     # A started server repeats a real refusal.
-                    ready, again = self.ready(), True
+                    ready = self.ready()
+                    again = True
                     refused = time.monotonic() - began > UNSURE_SECONDS if ready is None else ready
                 if not again or time.monotonic() + pause > began + seconds:
                     raise

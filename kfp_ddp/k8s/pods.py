@@ -60,7 +60,9 @@ FORBIDDEN = re.compile(r"forbidden|denied the request|is invalid", re.IGNORECASE
 LOST_NODE = ("Evicted", "NodeLost", "Shutdown", "NodeShutdown", "Terminated", "Preempting")
 # The pod's own limit, or what its node lacks by its configuration, as in "pod requires AppArmor".
 UNFIT = re.compile("DeadlineExceeded|requires|forbidden|not supported|cannot enforce", re.I)
-DISRUPTED, REFUSED, OUT_OF_MEMORY = "disrupted", "refused", "out of memory"
+DISRUPTED = "disrupted"
+REFUSED = "refused"
+OUT_OF_MEMORY = "out of memory"
 
 
 class Reason(NamedTuple):
@@ -111,7 +113,8 @@ def container_reason(pod: Object) -> Reason | None:
         image = str(container.get("image"))
         cause = WRAPPED.sub("", str(waiting.get("message") or ""))
         message = one_line(cause)
-        detail, hint = f"({why}: {message})" if message else f"({why})", ""
+        detail = f"({why}: {message})" if message else f"({why})"
+        hint = ""
         pull = f"cannot pull {image} {detail}"
         if why == "InvalidImageName":
             return Reason("invalid image name", f"{pull}; correct it")
@@ -166,7 +169,8 @@ def track(
     """Return the waits by pod since first seen; a failed pull and its back-off are one wait."""
     waits = {who: Wait(who, reason, clock) for who, reason in reasons.items()}
     for who in waits.keys() & before.keys():
-        earlier, reason = before[who], reasons[who]
+        earlier = before[who]
+        reason = reasons[who]
         if earlier.reason.kind.removesuffix(" refused") == reason.kind.removesuffix(" refused"):
             no_cause = reason.text.endswith(NO_CAUSE[1])
             waits[who] = earlier if no_cause else replace(earlier, reason=reason)

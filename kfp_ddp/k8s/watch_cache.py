@@ -31,8 +31,11 @@ class WatchCache(threading.Thread):
         reduce: Callable[[Object], Object] = lambda item: item,
     ) -> None:
         super().__init__(daemon=True, name=f"watch {resource.plural}")
-        self.api, self.resource = api.another(), resource
-        self.query, self.changed, self.reduce = query, changed, reduce
+        self.api = api.another()
+        self.resource = resource
+        self.query = query
+        self.changed = changed
+        self.reduce = reduce
         self.objects: dict[str, Object] = {}
         self.removed: dict[str, Object] = {}
         self.synced = threading.Event()
@@ -45,12 +48,14 @@ class WatchCache(threading.Thread):
 
     def run(self) -> None:
         """List, then watch until stopped."""
-        version, refused = "", 0
+        version = ""
+        refused = 0
         with contextlib.closing(self.api):
             while not self._over.is_set():
                 try:
                     version = version or self._list()
-                    version, refused = self._watch(version), 0
+                    version = self._watch(version)
+                    refused = 0
                 except ApiError as error:
                     version = "" if error.status == 410 else version
                     # A starting server does not know the rights yet, so retry for a while.
@@ -97,7 +102,8 @@ class WatchCache(threading.Thread):
                 version = item["metadata"]["resourceVersion"]
                 if event["type"] == "BOOKMARK":
                     continue
-                objects, uid = dict(self.objects), item["metadata"]["uid"]
+                objects = dict(self.objects)
+                uid = item["metadata"]["uid"]
                 if event["type"] == "DELETED":
                     self.removed[uid] = self.reduce(item)
                     while len(self.removed) > REMOVED:

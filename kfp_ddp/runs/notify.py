@@ -198,7 +198,8 @@ def _mail(address: str, notification: Notification, outcome: Outcome) -> None:
     mail["To"] = notification.notify_email.replace(",", ", ")
     mail["From"] = notification.notify_from or notification.notify_email.partition(",")[0]
     mail.set_content("\n".join([outcome.title(), "", *outcome.lines()]) + "\n")
-    context, encrypted = ssl.create_default_context(), server.scheme == "smtps"
+    context = ssl.create_default_context()
+    encrypted = server.scheme == "smtps"
     port = server.port or (465 if encrypted else 587)
     with (
         smtplib.SMTP_SSL(server.hostname, port, timeout=SECONDS, context=context)
@@ -242,7 +243,8 @@ def notify_of_refusal(run: Step[R]) -> Step[R]:
             return run(inputs)
         except KfpDdpError as error:
             with contextlib.suppress(KfpDdpError):
-                notification, run_id = Notification.among(inputs["job"]), inputs.get("run_id", "")
+                notification = Notification.among(inputs["job"])
+                run_id = inputs.get("run_id", "")
                 address = notification.link(run_id)
                 failed = Outcome(run_id, "failed", str(error), step="preflight", address=address)
                 for line in send(notification, failed) if run_id else ():

@@ -81,8 +81,12 @@ def read_run(folder: Path) -> list[TaskRecord]:
 
 def read_task(folder: Path) -> TaskRecord:
     """Return the record in a task's folder."""
-    task, newest, progress = RunFolder(folder), newest_checkpoint(folder), TrainingProgress()
-    events, evaluated, failure = read_events(task.metrics), None, None
+    task = RunFolder(folder)
+    newest = newest_checkpoint(folder)
+    progress = TrainingProgress()
+    events = read_events(task.metrics)
+    evaluated = None
+    failure = None
     progress.update(events)
     done = progress.end is not None and progress.end.get("status") == "done"
     with contextlib.suppress(InputError):

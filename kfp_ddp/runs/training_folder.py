@@ -35,7 +35,8 @@ class TrainingFolder(RemoteFolder):
     ) -> None:
         """Create an empty local folder; `keep` and `keep_best` are as in the training."""
         super().__init__(uri)
-        self.keep, self.keep_best = keep, keep_best
+        self.keep = keep
+        self.keep_best = keep_best
         self.resumed = ""
         """Name of the checkpoint that was downloaded; '' for none."""
         self._remote: set[str] = set()

@@ -164,7 +164,8 @@ class RunWorkspace:
     """A run's folder; `path` is local."""
 
     def __init__(self, path: Path, remote: RemoteFolder | None = None) -> None:
-        self.path, self._remote = path, remote
+        self.path = path
+        self._remote = remote
 
     def download(self, uri: str) -> Path:
         """Return the local path of a folder of the run, downloaded; InputError if incomplete."""

@@ -56,7 +56,8 @@ class Folder(Store):
         """Yield plain files, neither links nor temporary files; see `Store.list`."""
         for path, _, files, here in self._walk(prefix):
             for file in files:
-                name, size = str(path / file), _size(file, here)
+                name = str(path / file)
+                size = _size(file, here)
                 if size is not None and name.startswith(prefix):
                     yield name, size
 
@@ -94,7 +95,8 @@ class Folder(Store):
 
     def _put(self, content: BinaryIO, name: str, again: bool = True) -> bool:
         """Copy to a temporary name and rename it, so that a file is never incomplete."""
-        target, digest = self.root / name, sha256_of(content)
+        target = self.root / name
+        digest = sha256_of(content)
         with self._translating("write", name):
             if self._sha256(name) == digest:
                 return False

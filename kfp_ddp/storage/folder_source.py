@@ -25,7 +25,8 @@ from kfp_ddp.storage.store import BLOCK
 
 LOST_AND_FOUND = "lost+found"
 """A folder at the root of a file system, for its repair."""
-_READERS, _TOGETHER = 8, 4096
+_READERS = 8
+_TOGETHER = 4096
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _REPLACED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
 
@@ -39,11 +40,13 @@ class FolderSource:
     max_workers = 16
 
     def __init__(self, url: str, options: SourceOptions) -> None:
-        self.url, path = url, path_of(url)
+        self.url = url
+        path = path_of(url)
         if not path or "\0" in path:
             raise InputError(f"source {url!r} names no folder; give gs://bucket/prefix or a folder")
         self.root = Path(path)
-        self._symlinks, self._filter = options.symlinks, options.select or Filter()
+        self._symlinks = options.symlinks
+        self._filter = options.select or Filter()
 
     def listing(self) -> Listing:
         """Walk the folder and read every file once; see `Source.listing`."""
@@ -80,7 +83,9 @@ class FolderSource:
 
     def _walk(self) -> tuple[list[str], "array[int]", list[str]]:
         """Return the names of files, what pins each, and empty folders with a slash at the end."""
-        names, pins, markers = list[str](), array("Q"), list[str]()
+        names: list[str] = []
+        pins = array("Q")
+        markers: list[str] = []
         folders: list[tuple[str, tuple[int, ...]]] = [("", ())]
         while folders:
             folder, above = folders.pop()
@@ -104,7 +109,9 @@ class FolderSource:
 
     def _kind(self, name: str, entry: "os.DirEntry[str]") -> str:
         """Return what an entry counts as: "folder", "file", or "nothing"."""
-        path, link, mode = self.root / name, entry.is_symlink(), 0
+        path = self.root / name
+        link = entry.is_symlink()
+        mode = 0
         try:
             mode = entry.stat().st_mode
         except OSError as error:
@@ -184,7 +191,8 @@ class FolderReader:
     """Reads files in threads, as a disk blocks; see `Reader`."""
 
     def __init__(self, source: Blocks, threads: Executor | None) -> None:
-        self._source, self._threads = source, threads
+        self._source = source
+        self._threads = threads
 
     def prefetch(self, entry: Entry) -> None:
         """Do nothing; see `Reader.prefetch`."""

@@ -123,7 +123,8 @@ def check_address(name: str, value: str) -> None:
         if scheme in kind.aliases:
             raise InputError(f"{name}={value!r} is written {kind.scheme}://{rest} here")
     if not value.endswith(".jsonl") and (azure := _AZURE.fullmatch(value)):
-        container, account = azure[1] or azure[5], azure[2] or azure[4]
+        container = azure[1] or azure[5]
+        account = azure[2] or azure[4]
         raise InputError(
             f"{name}={value!r} is written az://{container}{azure[3] or azure[6] or ''} here, with "
             f"AZURE_STORAGE_ACCOUNT={account} in the secret of the bucket"

@@ -22,7 +22,8 @@ BUCKET_RENEWED_EVERY = 300.0
 """Less often: a bucket with versions keeps the object of each renewal."""
 LASTING_SECONDS = 900.0
 """How long a lease is valid without renewal: a pod may lose its node's storage for minutes."""
-LEASES, BEGUN = ".leases", ".begun"
+LEASES = ".leases"
+BEGUN = ".begun"
 _PERMANENT = "left"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -48,11 +49,13 @@ def folder_lease(folder: Path, holder: str) -> Iterator[None]:
 def bucket_lease(address: str, holder: str) -> Iterator[None]:
     """Hold a lease of the run's folder at an address while the block runs; see `folder_lease`."""
     where = open_store(address)
-    stem, name = f"{LEASES}/{holder}.{os.urandom(4).hex()}", ""
+    stem = f"{LEASES}/{holder}.{os.urandom(4).hex()}"
+    name = ""
 
     def renew() -> None:
         nonlocal name
-        before, renewed = name, f"{stem}.{time.time():.0f}"
+        before = name
+        renewed = f"{stem}.{time.time():.0f}"
         with contextlib.suppress(KfpDdpError):  # a bucket that is unavailable for a while
             where.write(renewed, b"")
             name = renewed

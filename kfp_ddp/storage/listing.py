@@ -17,7 +17,8 @@ import google_crc32c
 
 _BATCH = 4096
 _HASH = re.compile("sha256-[0-9a-f]{64}|md5-[0-9a-f]{32}")
-_CRC, _CRC_DIGITS = re.compile("[0-9a-f]{8}"), 8
+_CRC = re.compile("[0-9a-f]{8}")
+_CRC_DIGITS = 8
 EMPTY = f"sha256-{hashlib.sha256().hexdigest()}"
 """Token of no bytes."""
 
@@ -166,7 +167,8 @@ class Filter:
     """
 
     def __init__(self, include: Iterable[str] = (), exclude: Sequence[str] = ()) -> None:
-        self._wanted, self._unwanted = _pattern(include), _pattern(exclude)
+        self._wanted = _pattern(include)
+        self._unwanted = _pattern(exclude)
         whole = [glob[:-3] for glob in map(_stripped, exclude) if glob.endswith("/**")]
         self._closed = _pattern(f"/{folder.removeprefix('/')}" for folder in whole)
 
@@ -199,5 +201,6 @@ def _pattern(globs: Iterable[str]) -> re.Pattern[str] | None:
 
 def _translate(glob: str) -> str:
     """Return a glob as a regular expression of the complete relative name."""
-    start, parts = "" if "/" in glob else "(?:.*/)?", _PARTS.finditer(glob.removeprefix("/"))
+    start = "" if "/" in glob else "(?:.*/)?"
+    parts = _PARTS.finditer(glob.removeprefix("/"))
     return start + "".join(_WILD.get(part[0]) or re.escape(part[1] or part[0]) for part in parts)

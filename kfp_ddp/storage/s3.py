@@ -75,7 +75,8 @@ class S3Source(S3Objects):
 
     def pages(self, below: str = "", size: int = 0) -> Iterator[list[tuple[str, int, str]]]:
         """Yield name, bytes and ETag of objects, in pages of `size`, 0 for 1,000."""
-        pages, client = Pages(self.url, self._prefix, below), self.client
+        pages = Pages(self.url, self._prefix, below)
+        client = self.client
         query: _Fields = {"Bucket": self._bucket, "Prefix": f"{self._prefix}{below}"}
         query |= {"MaxKeys": size} if size else {}
         token: str | None = None
@@ -141,7 +142,8 @@ class S3Store(Bucket):
     def _put_parts(
         self, target: _Fields, about: _Fields, content: BinaryIO, condition: _Fields
     ) -> None:
-        client, parts = self._client, list[_Fields]()
+        client = self._client
+        parts: list[_Fields] = []
         upload = client.create_multipart_upload(**target, **about)["UploadId"]
         target = target | {"UploadId": upload}
         try:

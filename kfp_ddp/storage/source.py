@@ -144,7 +144,9 @@ class Pages:
 
     def __init__(self, url: str, root: str, below: str = "") -> None:
         """All keys must begin with `root` and `below`; names are without `root`."""
-        self._url, self._start, self._prefix = url, len(root), root + below
+        self._url = url
+        self._start = len(root)
+        self._prefix = root + below
         self._tokens = set[int]()
         self._pages = self._objects = 0
 

@@ -195,7 +195,8 @@ class Bucket(Store):
 
     def _put(self, content: BinaryIO, name: str) -> bool:
         """Upload on the condition that the object is the one that was compared."""
-        digest, size = self._digest(content), content.tell()
+        digest = self._digest(content)
+        size = content.tell()
 
         def same(seen: ObjectState | None) -> bool:
             return seen is not None and (seen.size, seen.digest) == (size, digest)
@@ -220,7 +221,8 @@ class Bucket(Store):
 
         def attempt() -> bool:
             """Return False if another writer came first."""
-            seen, before = self._stat(name), io.BytesIO()
+            seen = self._stat(name)
+            before = io.BytesIO()
             try:
                 if seen is not None:
                     event_loop.run(self._download(self._entry(name, seen), before, SMALL))
@@ -249,7 +251,8 @@ class Bucket(Store):
 
     async def _download(self, entry: Entry, into: BinaryIO, limit: int) -> None:
         """Replace the content of `into` by the object; raises Changed if it is another one now."""
-        loop, what = asyncio.get_running_loop(), f"{self.uri}/{entry.name}"
+        loop = asyncio.get_running_loop()
+        what = f"{self.uri}/{entry.name}"
         idle = self._idle[loop]  # a forked process has another loop
         reader = idle.pop() if idle else self._source.reader(None)
 

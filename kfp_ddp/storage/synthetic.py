@@ -31,7 +31,8 @@ _VERSION = "1"
 class SyntheticSource:
     """`<class>/<number>.bmp` with equally many images of each class, and no split."""
 
-    exposed, resumes = False, True
+    exposed = False
+    resumes = True
     max_workers = 16
 
     def __init__(self, url: str, options: SourceOptions) -> None:
@@ -53,7 +54,8 @@ class SyntheticSource:
     def listing(self) -> Listing:
         """Name all images, without computing one; see `Source.listing`."""
         listing = Listing(lists_crc=False)
-        wide, digits = len(str(self.classes)), len(str(self.images))
+        wide = len(str(self.classes))
+        digits = len(str(self.images))
         for label in range(self.classes):
             for number in range(label, self.images, self.classes):
                 name = f"c{label:0{wide}}/{number:0{digits}}.bmp"

@@ -51,7 +51,8 @@ class WebSource(HttpSource):
         self._manifest = Request(self.origin, target_of(parts), MAX_MANIFEST, b"", login)
         self._trusted_until = math.inf  # a login does not expire
         path, mark, query = self._manifest.target.partition("?")
-        self._folder, self._query = path.rpartition("/")[0], mark + query
+        self._folder = path.rpartition("/")[0]
+        self._query = mark + query
 
     def listing(self) -> Listing:
         """Read the manifest; see `Source.listing`."""
@@ -96,8 +97,10 @@ class ManifestRows:
     """Parses a foreign manifest as it arrives; `url` is as it may be shown."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._rest = url, b""
-        self._lines, self._listing = 0, Listing()
+        self._url = url
+        self._rest = b""
+        self._lines = 0
+        self._listing = Listing()
         self._files: object = None
 
     def take(self, block: bytes) -> None:

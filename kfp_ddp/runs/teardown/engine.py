@@ -247,7 +247,8 @@ def _records(run: str) -> list[TaskRecord]:
 
 def _state(record: TaskRecord) -> dict[str, Any]:
     """Return the fields of the outcome that a task gives; none if nothing came of it."""
-    verdict, exported = record.verdict, record.exported
+    verdict = record.verdict
+    exported = record.exported
     if exported:
         state = "promoted" if exported.get("champion") else "exported"
         reason = str(exported.get("champion_stays", ""))

@@ -35,7 +35,8 @@ class MinimumRate:
 
     def restart(self) -> None:
         """Start another response."""
-        self.bytes, self._seconds = 0, 0.0
+        self.bytes = 0
+        self._seconds = 0.0
 
     def waited(self, seconds: float) -> None:
         """Add seconds in which `bytes` have arrived; raises TimeoutError if they are too slow."""
@@ -91,7 +92,8 @@ class Response:
             self._gather(data)
         else:
             if len(data) > self.left:  # more than announced
-                data, self.keeps = data[: self.left], False
+                data = data[: self.left]
+                self.keeps = False
             self._gather(data)
             self.left -= len(data)
             self.complete = not self.left
@@ -106,7 +108,8 @@ class Response:
 
     def take(self) -> list[bytes]:
         """Return and empty the buffer."""
-        blocks, self._blocks = self._blocks, []
+        blocks = self._blocks
+        self._blocks = []
         return blocks
 
     def field(self, name: bytes) -> bytes:
@@ -135,7 +138,8 @@ class Response:
             if end < 4:
                 self._rest = data
                 return b""
-            self._head, data = data[:end], data[end:]
+            self._head = data[:end]
+            data = data[end:]
             match = _STATUS.match(self._head)
             if match is None:
                 raise HttpError(f"not HTTP/1: {self._head[:60]!r}")
@@ -145,8 +149,10 @@ class Response:
             self._extra += 1
             if status == 101 or self._extra > _MAX_INTERIM:
                 raise HttpError(f"HTTP {status} without end" if status != 101 else "HTTP 101")
-        self.version, self._lower = 10 + int(match[1]), self._head.lower()
-        self._rest, self._extra = b"", 0
+        self.version = 10 + int(match[1])
+        self._lower = self._head.lower()
+        self._rest = b""
+        self._extra = 0
         self._frame(status)
         self.status = status
         return data
@@ -154,9 +160,11 @@ class Response:
     def _frame(self, status: int) -> None:
         wish = self.field(b"connection").lower()
         self.keeps = wish != b"close" and (self.version == 11 or wish == b"keep-alive")
-        coding, length = self.field(b"transfer-encoding"), self.field(b"content-length")
+        coding = self.field(b"transfer-encoding")
+        length = self.field(b"content-length")
         if self._bodiless or status in _BODILESS:
-            self.length, self.complete = 0, True
+            self.length = 0
+            self.complete = True
             self.keeps = self.keeps or self._bodiless  # a tunnel lasts
         elif coding:
             if coding.lower() != b"chunked":
@@ -170,10 +178,12 @@ class Response:
             if self.length > self._room and status < 300:
                 raise TooLongError(f"more than {self._limit:,} bytes")
         else:
-            self.left, self.keeps = _UNTIL_THE_END, False
+            self.left = _UNTIL_THE_END
+            self.keeps = False
 
     def _read_chunks(self, data: bytes) -> None:
-        data, self._rest = self._rest + data, b""
+        data = self._rest + data
+        self._rest = b""
         at = 0
         while not self.complete and at < len(data):
             if self.left:

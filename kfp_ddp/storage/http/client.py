@@ -37,7 +37,8 @@ class HttpPool:
     """Connections to a server that are opened before they are needed."""
 
     def __init__(self, origin: Origin, timeout: float) -> None:
-        self.origin, self.timeout = origin, timeout
+        self.origin = origin
+        self.timeout = timeout
         self._opening: deque[asyncio.Task[HttpConnection]] = deque()
 
     def open(self, count: int) -> None:
@@ -91,7 +92,8 @@ class HttpClient:
     async def get(self, request: Request) -> Response:
         """Return the response, with its body unless it is big; raises OSError, and InputError."""
         for _ in range(1 + _MAX_REDIRECTS):
-            ahead, self._ahead = self._ahead, None
+            ahead = self._ahead
+            self._ahead = None
             connection = self._connections.get(request.origin)
             try:
                 if ahead != request or connection is None:
@@ -200,7 +202,9 @@ class HttpSource(ABC):
     """Remedy in the message of `refusal`."""
 
     def __init__(self, url: str, origin: Origin, timeout: float) -> None:
-        self.url, self.origin, self.exposed = url, origin, origin.exposed
+        self.url = url
+        self.origin = origin
+        self.exposed = origin.exposed
         self.pool = HttpPool(origin, timeout)
         self.secret = b""
         self._lock = threading.Lock()
@@ -277,7 +281,9 @@ class HttpReader:
     """Reads objects over one connection; see `Reader`."""
 
     def __init__(self, source: HttpSource, threads: Executor | None) -> None:
-        self._source, self._client, self._threads = source, HttpClient(source.pool), threads
+        self._source = source
+        self._client = HttpClient(source.pool)
+        self._threads = threads
         self._ahead: tuple[Entry, Request] | None = None
 
     def prefetch(self, entry: Entry) -> None:
@@ -300,7 +306,8 @@ class HttpReader:
     async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
         """See `Reader.pour`."""
         complete: Checksum | None = None
-        start, before = offset, -1
+        start = offset
+        before = -1
         while before < offset < entry.size:
             answer = await self._open(entry, offset)
             if offset == start == 0:
@@ -325,7 +332,8 @@ class HttpReader:
 
         def take_rest(block: bytes) -> None:
             nonlocal skip, size
-            rest, skip = block[skip:], max(0, skip - len(block))
+            rest = block[skip:]
+            skip = max(0, skip - len(block))
             if rest:
                 size += len(rest)
                 for checksum in checksums:
@@ -343,8 +351,10 @@ class HttpReader:
         self._client.close()
 
     async def _open(self, entry: Entry, offset: int) -> Response:
-        source, client = self._source, self._client
-        ahead, self._ahead = self._ahead, None
+        source = self._source
+        client = self._client
+        ahead = self._ahead
+        self._ahead = None
         if ahead is not None and ahead[0] is entry and not offset:
             request = ahead[1]
         else:
@@ -355,7 +365,8 @@ class HttpReader:
             if answer.status not in _GOOD:
                 text = b"".join(answer.take())[:MAX_ERROR]
                 raise await source.refusal(entry, answer.status, text, request.secret)
-            expected, pinned = entry.size, source.has_pin(entry, answer)
+            expected = entry.size
+            pinned = source.has_pin(entry, answer)
             if answer.status == HTTPStatus.PARTIAL_CONTENT:
                 expected = min(source.part, entry.size - offset)
                 span = b"bytes %d-%d/" % (offset, offset + expected - 1)
