@@ -146,8 +146,10 @@ def resolved(flags: Mapping[str, Any] | None = None) -> dict[str, Set]:
     values = {name: Set(item.default, "default") for name, item in FIELDS.items()}
     values |= {name: Set(value, str(path)) for name, value in _read_file(path)}
     values |= _read_environment()
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
-    return values | {name: Set(value, "flag") for name, value in given.items()}
+    for name, value in (flags or {}).items():
+        if value is not None:
+            values[name] = Set(value, "flag")
+    return values
 
 
 def chosen(*names: str, flags: Mapping[str, Any] | None = None) -> dict[str, Any]:

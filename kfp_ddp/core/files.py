@@ -108,7 +108,7 @@ def _walk(top: int, parts: Sequence[str], root: Path, make: bool = False) -> int
     if ".." in parts:
         raise ValueError(f"{'/'.join(parts)} is not a folder below {root}")
     descriptor = os.dup(top)
-    for at, part in enumerate(parts):
+    for index, part in enumerate(parts):
         above = descriptor
         created = False
         try:
@@ -120,7 +120,7 @@ def _walk(top: int, parts: Sequence[str], root: Path, make: bool = False) -> int
             if created:
                 os.fchmod(descriptor, 0o755)  # whatever the umask
         except OSError as error:
-            error.filename = str(root.joinpath(*parts[: at + 1]))
+            error.filename = str(root.joinpath(*parts[: index + 1]))
             raise
         finally:
             os.close(above)

@@ -45,8 +45,11 @@ def scratch_dir() -> Path:
         if not named:
             return _scratch_of(os.getpid())
         make_own(Path(named))
-    mounted = SCRATCH if os.path.isdir(SCRATCH) else ""
-    return Path(named or mounted or f"{_temporary_dir()}/kfp-ddp")
+    if named:
+        return Path(named)
+    if os.path.isdir(SCRATCH):
+        return Path(SCRATCH)
+    return Path(_temporary_dir(), "kfp-ddp")
 
 
 @functools.cache

@@ -41,16 +41,10 @@ def yaml_of(text: str, several: bool = False) -> Any:
     import yaml  # only where there is some
 
     loader = _loader()
-    depth = 0
     try:
         if len(text) > LARGEST_YAML:
             raise ValueError(f"it has more than {LARGEST_YAML:,} characters")
-        for event in yaml.parse(text, loader):  # deep nesting would crash it
-            mark: Any = event.start_mark
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                raise yaml.MarkedYAMLError(problem="it is nested too deep", problem_mark=mark)
+        _check_depth(text, loader)
         value = list(yaml.load_all(text, loader)) if several else yaml.load(text, loader)  # noqa: S506
         _check_size(value)
     except yaml.MarkedYAMLError as error:
@@ -59,6 +53,19 @@ def yaml_of(text: str, several: bool = False) -> Any:
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise InputError(f"is not YAML: {one_line(error)}") from None
     return value
+
+
+def _check_depth(text: str, loader: Any) -> None:
+    """Raise MarkedYAMLError for a text whose nesting would crash its loader."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, loader):
+        mark: Any = event.start_mark
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise yaml.MarkedYAMLError(problem="it is nested too deep", problem_mark=mark)
 
 
 def _check_size(value: Any) -> None:
@@ -97,10 +104,12 @@ def _loader() -> Any:
     return Loader
 
 
+_MARKUP = {ord(character): f"&#{ord(character)};" for character in "&\\`*_[]|<>"}
+
+
 def cell(text: str) -> str:
     """Return `text` escaped for a cell of a Markdown table."""
-    marked = (f"&#{ord(c)};" if c in "&\\`*_[]|<>" else c for c in text)
-    return printable(" ".join("".join(marked).split()))
+    return printable(" ".join(text.translate(_MARKUP).split()))
 
 
 def code(text: str) -> str:
@@ -154,7 +163,13 @@ def same_text(text: str) -> str:
 def look(text: str) -> str:
     """Return a form that is equal for texts which look alike; the case of one letter counts."""
     plain = unicodedata.normalize("NFKC", text.translate(_ALIKE))
-    kinds = ((c, unicodedata.category(c)) for c in plain)
-    seen = ("-" if kind == "Pd" else c for c, kind in kinds if kind != "Cf")
-    line = " ".join("".join(seen).split())
+    line = " ".join("".join(map(_drawn, plain)).split())
     return line if len(line) == 1 else line.lower()
+
+
+def _drawn(character: str) -> str:
+    """Return a character as it looks: any dash is '-', and some are not seen."""
+    kind = unicodedata.category(character)
+    if kind == "Cf":
+        return ""
+    return "-" if kind == "Pd" else character

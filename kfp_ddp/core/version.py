@@ -30,7 +30,9 @@ class ManifestRow(NamedTuple):
 
 def pinned(data: Path) -> Path:
     """Return the version that `current` leads to now, as a sync may change it; else the folder."""
-    target = os.readlink(data) if data.is_symlink() else ""
+    if not data.is_symlink():
+        return data
+    target = os.readlink(data)
     return data.parent / target if target.startswith("versions/") else data
 
 
@@ -56,6 +58,9 @@ def read_rows(file: BinaryIO) -> Iterator[ManifestRow]:
 
 def _possible(row: ManifestRow) -> bool:
     """Return whether these are valid columns of a file."""
-    if [type(column) for column in row] != _KINDS or not 0 <= row.crc < 1 << 32:
+    kinds = [type(column) for column in row]
+    if kinds != _KINDS or not 0 <= row.crc < 1 << 32:
         return False
-    return min(row.size, row.offset) >= 0 and max(row.size, row.offset, abs(row.mtime_ns)) < 1 << 63
+    smallest = min(row.size, row.offset)
+    largest = max(row.size, row.offset, abs(row.mtime_ns))
+    return smallest >= 0 and largest < 1 << 63

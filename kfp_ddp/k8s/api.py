@@ -331,6 +331,11 @@ class Api:
             return None if error.status in UNSURE else False
         return True
 
+    def _has_started(self, began: float) -> bool:
+        """Return whether the server is ready; where it does not say, some seconds after `began`."""
+        ready = self.ready()
+        return time.monotonic() - began > UNSURE_SECONDS if ready is None else ready
+
     def retry(
         self, request: Callable[[], T], seconds: float = RETRY_SECONDS, also: tuple[int, ...] = ()
     ) -> T:
@@ -344,11 +349,11 @@ class Api:
                 return request()
             except ApiError as error:
                 again = error.transient or error.status in also
-                if error.status in UNSURE and not again and not refused:
+                unsure = error.status in UNSURE and not again
+                if unsure and not refused:
                     # A started server repeats a real refusal.
-                    ready = self.ready()
+                    refused = self._has_started(began)
                     again = True
-                    refused = time.monotonic() - began > UNSURE_SECONDS if ready is None else ready
                 if not again or time.monotonic() + pause > began + seconds:
                     raise
                 if pause == LONG_PAUSE and not warned:
@@ -391,7 +396,9 @@ def schedulable_nodes(api: Api) -> list[Object]:
     """Return the nodes that accept pods; raises ApiError without the right to list them."""
     # An expired list is read again.
     pages = api.retry(lambda: list(api.pages(NODES)), also=(410,))
-    nodes = (node for page in pages for node in page["items"] or ())
+    nodes: list[Object] = []
+    for page in pages:
+        nodes += page["items"] or ()
     return [node for node in nodes if not node["spec"].get("unschedulable")]
 
 

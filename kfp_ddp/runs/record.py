@@ -71,7 +71,11 @@ class TaskRecord:
 def files_of_records(names: Iterable[str]) -> list[str]:
     """Return those of a run's files, named `<task>/<file>`, that `read_run` reads."""
     patterns = [f"*/{file}" for file in FILES]
-    return [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+
+    def is_of_record(name: str) -> bool:
+        return any(fnmatch(name, pattern) for pattern in patterns)
+
+    return list(filter(is_of_record, names))
 
 
 def read_run(folder: Path) -> list[TaskRecord]:

@@ -101,7 +101,8 @@ class TrainingFolder(RemoteFolder):
         best = ""
         with contextlib.suppress(OSError, ValueError):  # the training may have removed it
             best = checkpoints.best_of(newest) if self.keep_best else ""
-        desired = [path for path in complete if path == newest or self._name(path) == best]
+        names = (self._name(newest), best)
+        desired = [path for path in complete if self._name(path) in names]
         missing = [path for path in desired if self._name(path) not in self._remote]
         for path in sorted(missing, key=lambda path: path != newest):
             self._upload_checkpoint(path)

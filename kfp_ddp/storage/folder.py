@@ -66,7 +66,8 @@ class Folder(Store):
         for path, folders, files, here in self._walk(prefix):
             links = [name for name in folders if _is_link(name, here)]
             yield from (str(path / name) for name in (*files, *links))
-            if path.name and not (folders or files):
+            is_empty = not (folders or files)
+            if path.name and is_empty:
                 yield f"{path}/"
 
     def _walk(self, prefix: str) -> Iterator[_Level]:

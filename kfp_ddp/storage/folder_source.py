@@ -67,11 +67,11 @@ class FolderSource:
             )
         listing = Listing()
         with ThreadPoolExecutor(_READERS) as pool:
-            for at in range(0, len(names), _TOGETHER):  # a million futures take 1.7 GB
-                some = names[at : at + _TOGETHER], pins[at : at + _TOGETHER]
-                for name, pin, (size, crc, token) in zip(
-                    *some, pool.map(self._checksum, *some), strict=True
-                ):
+            for start in range(0, len(names), _TOGETHER):  # a million futures take 1.7 GB
+                end = start + _TOGETHER
+                files = (names[start:end], pins[start:end])
+                checksums = pool.map(self._checksum, *files)
+                for name, pin, (size, crc, token) in zip(*files, checksums, strict=True):
                     listing.add(name, size, crc, pin, token)
         for name in markers:
             listing.add(name, 0, 0, tag=EMPTY)
@@ -109,31 +109,37 @@ class FolderSource:
 
     def _kind(self, name: str, entry: "os.DirEntry[str]") -> str:
         """Return what an entry counts as: "folder", "file", or "nothing"."""
-        path = self.root / name
         link = entry.is_symlink()
-        mode = 0
-        try:
-            mode = entry.stat().st_mode
-        except OSError as error:
-            if not link:
-                raise
-            if self._symlinks == "follow" and self._filter.selects(name):
-                raise _unreadable(path, error) from error
+        mode = self._mode(name, entry, link)
         is_folder = stat.S_ISDIR(mode)
-        chosen = self._filter
-        out = chosen.excludes_folder(name) if is_folder else not chosen.selects(name)
-        lost = is_folder and name == LOST_AND_FOUND
-        if out or lost or (link and self._symlinks == "skip"):
+        is_skipped = link and self._symlinks == "skip"
+        if is_skipped or self._is_left_out(name, is_folder):
             return "nothing"
         if link and self._symlinks != "follow":
-            raise InputError(
-                f"source {printable(str(path))} is a symbolic link; set symlinks to skip or follow"
-            )
+            path = printable(str(self.root / name))
+            raise InputError(f"source {path} is a symbolic link; set symlinks to skip or follow")
         if is_folder:
             return "folder"
         if stat.S_ISREG(mode):
             return "file"
-        raise InputError(f"source {printable(str(path))} is neither a file nor a folder; remove it")
+        path = printable(str(self.root / name))
+        raise InputError(f"source {path} is neither a file nor a folder; remove it")
+
+    def _mode(self, name: str, entry: "os.DirEntry[str]", link: bool) -> int:
+        """Return the mode of an entry, or of what a link leads to; 0 for a link to nothing."""
+        try:
+            return entry.stat().st_mode
+        except OSError as error:
+            if not link:
+                raise
+            if self._symlinks == "follow" and self._filter.selects(name):
+                raise _unreadable(self.root / name, error) from error
+        return 0
+
+    def _is_left_out(self, name: str, is_folder: bool) -> bool:
+        if is_folder:
+            return name == LOST_AND_FOUND or self._filter.excludes_folder(name)
+        return not self._filter.selects(name)
 
     def _checksum(self, name: str, pin: int) -> tuple[int, int, str]:
         size = crc = 0
@@ -161,7 +167,8 @@ class FolderSource:
         with self._reading(name), self._folder(folder) as descriptor:
             opened = os.open(last, flags, dir_fd=descriptor)
         status = os.fstat(opened)
-        if not stat.S_ISREG(status.st_mode) or (pin and pin != _pin(status)):
+        is_other = pin and pin != _pin(status)
+        if is_other or not stat.S_ISREG(status.st_mode):
             os.close(opened)
             raise Changed(name)
         return FileIO(opened)

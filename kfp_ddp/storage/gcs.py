@@ -380,8 +380,9 @@ def digest_of(content: BinaryIO) -> str:
     while block := content.read(BLOCK):
         checksum = google_crc32c.extend(checksum, block)
         state.update(block)
-    both = (base64.b64encode(one).decode() for one in (checksum.to_bytes(4, "big"), state.digest()))
-    return f"{_OURS}{next(both)},md5={next(both)}"
+    crc = base64.b64encode(checksum.to_bytes(4, "big")).decode()
+    md5 = base64.b64encode(state.digest()).decode()
+    return f"{_OURS}{crc},md5={md5}"
 
 
 def _digest_of_blob(blob: Any) -> str:

@@ -169,14 +169,15 @@ class Filter:
     def __init__(self, include: Iterable[str] = (), exclude: Sequence[str] = ()) -> None:
         self._wanted = _pattern(include)
         self._unwanted = _pattern(exclude)
-        whole = [glob[:-3] for glob in map(_stripped, exclude) if glob.endswith("/**")]
-        self._closed = _pattern(f"/{folder.removeprefix('/')}" for folder in whole)
+        folders = [glob[:-3] for glob in map(_stripped, exclude) if glob.endswith("/**")]
+        # With a slash at its start a glob matches the complete path, not the last segment.
+        self._closed = _pattern(f"/{folder.removeprefix('/')}" for folder in folders)
 
     def selects(self, name: str) -> bool:
         """Return whether an object of this name is selected."""
-        return (self._wanted is None or self._wanted.fullmatch(name) is not None) and (
-            self._unwanted is None or self._unwanted.fullmatch(name) is None
-        )
+        if self._wanted is not None and self._wanted.fullmatch(name) is None:
+            return False
+        return self._unwanted is None or self._unwanted.fullmatch(name) is None
 
     def excludes_folder(self, folder: str) -> bool:
         """Return whether a pattern such as `x/**` excludes everything below a folder."""
@@ -203,4 +204,9 @@ def _translate(glob: str) -> str:
     """Return a glob as a regular expression of the complete relative name."""
     start = "" if "/" in glob else "(?:.*/)?"
     parts = _PARTS.finditer(glob.removeprefix("/"))
-    return start + "".join(_WILD.get(part[0]) or re.escape(part[1] or part[0]) for part in parts)
+    return start + "".join(map(_expression, parts))
+
+
+def _expression(part: re.Match[str]) -> str:
+    escaped = part[1]  # what follows a backslash
+    return _WILD.get(part[0]) or re.escape(escaped or part[0])

@@ -135,7 +135,9 @@ class S3Store(Bucket):
                     **self._object(name), **about, **condition, Body=body, ContentMD5=_md5(body)
                 )
         except ClientError as error:
-            if code_of(error) in _CONFLICT or (tag and code_of(error) in _MISSING):
+            # The object that is replaced may have been deleted meanwhile.
+            conflicts = _CONFLICT | _MISSING if tag else _CONFLICT
+            if code_of(error) in conflicts:
                 raise ConflictError from None
             raise
 

@@ -60,7 +60,9 @@ class Changed(Exception):  # noqa: N818
 
 def is_temporary(status: int | None) -> bool:
     """Return whether an HTTP status reports a fault that a retry may not meet again."""
-    return status in (408, 429) or (status is not None and status >= 500 and status != 501)
+    if status is None:
+        return False
+    return status in (408, 429) or (status >= 500 and status != 501)
 
 
 @dataclass
@@ -161,7 +163,8 @@ class Pages:
 
     def following(self, token: str | None, more: bool | None = None) -> str:
         """Return the token of the next page, '' after the last; raises ValueError, InputError."""
-        if more is False or not (token or more):
+        more = bool(token) if more is None else more
+        if not more:
             return ""
         if not token or hash(token) in self._tokens:
             raise ValueError(f"page {self._pages + 1:,} has no new token for the next")

@@ -142,7 +142,8 @@ class ManifestRows:
         types = [type(column) for column in row[:4]] if isinstance(row, list) else []
         if types[:2] == [str, int] and types[3:] == [str]:
             name, size, _, crc = row[:4]
-            if is_text(name) and 0 <= size < _MAX_SIZE and _CRC.fullmatch(crc):
+            valid = is_text(name) and 0 <= size < _MAX_SIZE and _CRC.fullmatch(crc)
+            if valid:
                 token = row[2] if type(row[2]) is str and new_hash(row[2]) else crc
                 self._listing.add(name, size, int(crc, 16), tag=token)
                 return

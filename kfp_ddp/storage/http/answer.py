@@ -102,7 +102,8 @@ class Response:
         """End the response with its connection; raises HttpError where it is incomplete."""
         if not self.status:
             raise HttpError("connection closed without an answer")
-        if not self.complete and (self._chunk or self.left != _UNTIL_THE_END):
+        until_the_end = self.left == _UNTIL_THE_END and not self._chunk
+        if not self.complete and not until_the_end:
             raise HttpError("connection closed within the answer")
         self.complete = True
 
@@ -133,9 +134,11 @@ class Response:
         data = self._rest + data
         while True:
             end = data.find(b"\r\n\r\n") + 4
-            if len(data if end < 4 else data[:end]) > MAX_HEAD:
+            is_complete = end >= 4
+            size = end if is_complete else len(data)
+            if size > MAX_HEAD:
                 raise HttpError("endless head")
-            if end < 4:
+            if not is_complete:
                 self._rest = data
                 return b""
             self._head = data[:end]
@@ -147,8 +150,10 @@ class Response:
             if status >= 200:
                 break
             self._extra += 1
-            if status == 101 or self._extra > _MAX_INTERIM:
-                raise HttpError(f"HTTP {status} without end" if status != 101 else "HTTP 101")
+            if status == 101:
+                raise HttpError("HTTP 101")
+            if self._extra > _MAX_INTERIM:
+                raise HttpError(f"HTTP {status} without end")
         self.version = 10 + int(match[1])
         self._lower = self._head.lower()
         self._rest = b""
@@ -159,7 +164,7 @@ class Response:
 
     def _frame(self, status: int) -> None:
         wish = self.field(b"connection").lower()
-        self.keeps = wish != b"close" and (self.version == 11 or wish == b"keep-alive")
+        self.keeps = wish != b"close" if self.version == 11 else wish == b"keep-alive"
         coding = self.field(b"transfer-encoding")
         length = self.field(b"content-length")
         if self._bodiless or status in _BODILESS:
@@ -184,23 +189,24 @@ class Response:
     def _read_chunks(self, data: bytes) -> None:
         data = self._rest + data
         self._rest = b""
-        at = 0
-        while not self.complete and at < len(data):
+        start = 0
+        while not self.complete and start < len(data):
             if self.left:
-                block = data[at : at + self.left]
+                block = data[start : start + self.left]
                 self._gather(block)
                 self.left -= len(block)
-                at += len(block)
+                start += len(block)
                 continue
-            end = data.find(b"\r\n", at)
-            if (len(data) if end < 0 else end) - at > _MAX_LINE:
+            end = data.find(b"\r\n", start)
+            line_end = len(data) if end < 0 else end
+            if line_end - start > _MAX_LINE:
                 raise HttpError("endless line in a chunked body")
             if end < 0:
-                self._rest = data[at:]
+                self._rest = data[start:]
                 return
-            self._read_line(data[at:end])
-            at = end + 2
-        if at < len(data):
+            self._read_line(data[start:end])
+            start = end + 2
+        if start < len(data):  # more than announced
             self.keeps = False
 
     def _read_line(self, line: bytes) -> None:

@@ -226,7 +226,9 @@ class HttpSource(ABC):
 
     def _authorise(self, refused: bytes | None) -> None:
         with self._lock:
-            if refused == self.secret or not (self.authorised or refused is not None):
+            # Another thread may have renewed them while this one waited.
+            expired = refused is None and not self.authorised
+            if expired or refused == self.secret:
                 self._renew(refused is not None)
                 self._trusted_until = time.monotonic() + TRUSTED_SECONDS
 
