@@ -124,7 +124,9 @@ def connection(flags: Mapping[str, Any]) -> Connection:
 
 def checked(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a program gives; raise InputError for a wrong name or type."""
-    return {name: _checked(name, one, "Client") for name, one in flags.items() if one is not None}
+    return {
+        name: _checked(name, value, "Client") for name, value in flags.items() if value is not None
+    }
 
 
 def own_folder() -> Path:

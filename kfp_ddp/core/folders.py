@@ -100,7 +100,7 @@ def make_own(folder: Path) -> None:
 
 
 def path_of(uri: str) -> str:
-    """Return the path in a file URI, another text unchanged; raises InputError for a host."""
+    """Return the path in a file URI, another text unchanged; raise InputError for a host."""
     if not uri.startswith("file://"):
         return uri
     host, slash, below = uri.removeprefix("file://").partition("/")

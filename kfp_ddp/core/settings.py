@@ -55,7 +55,7 @@ class Settings(BaseModel):
 
     @classmethod
     def create(cls, **fields: Any) -> Self:
-        """Validate `fields`; raises InputError, one line about the first invalid field."""
+        """Validate `fields`; raise InputError, one line about the first invalid field."""
         try:
             return cls(**fields)
         except ValidationError as error:
@@ -74,7 +74,7 @@ class Settings(BaseModel):
 
     @classmethod
     def checked(cls, name: str, value: object) -> Any:
-        """Return the validated value of one field, as JSON; raises InputError."""
+        """Return the validated value of one field, as JSON; raise InputError."""
         field = cls.model_fields[name]
         annotated: Any = Annotated[field.annotation, field]
         adapter: TypeAdapter[Any] = TypeAdapter(annotated)

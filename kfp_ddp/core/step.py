@@ -84,7 +84,7 @@ def secret(key: str) -> str:
 
 
 def needed_secret(key: str, setting: str) -> str:
-    """Return a key of the bucket's secret, which `setting` names; raises InputError if missing."""
+    """Return a key of the bucket's secret, which `setting` names; raise InputError if missing."""
     content = secret(key)
     if not content:
         raise InputError(

@@ -18,7 +18,7 @@ def one_line(value: object, limit: int = 240) -> str:
 
 
 def from_json(text: str | bytes | bytearray) -> Any:
-    """Return the content of a JSON text; raises ValueError, also where it is nested too deep."""
+    """Return the content of a JSON text; raise ValueError, also where it is nested too deep."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -124,7 +124,7 @@ def unexpanded(text: str) -> str:
 
 def printable(text: str) -> str:
     """Return `text` with control and bidirectional characters escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def human(size: float) -> str:

@@ -188,7 +188,7 @@ class Api:
         retry: bool = False,
         retry_seconds: float = RETRY_SECONDS,
     ) -> Object:
-        """Send one request and return the response; raises ApiError for any but 2xx, or none.
+        """Send one request and return the response; raise ApiError for any but 2xx, or none.
 
         `method` may be APPLY for server-side apply. With `raw` the result is {"value": text}. With
         `retry` a request that is safe to repeat is repeated while the server is unavailable.
@@ -376,7 +376,8 @@ def split_lines(chunks: Iterable[bytes], longest: int = 0) -> Iterator[bytes]:
 
 def _pieces(line: bytes, longest: int) -> list[bytes]:
     step = longest or len(line) or 1
-    return [line[at : at + step] for at in range(0, len(line) or 1, step)]
+    starts = range(0, len(line) or 1, step)
+    return [line[start : start + step] for start in starts]
 
 
 def own_pod(api: Api) -> Object | None:
@@ -393,7 +394,7 @@ def own_pod(api: Api) -> Object | None:
 
 
 def schedulable_nodes(api: Api) -> list[Object]:
-    """Return the nodes that accept pods; raises ApiError without the right to list them."""
+    """Return the nodes that accept pods; raise ApiError without the right to list them."""
     # An expired list is read again.
     pages = api.retry(lambda: list(api.pages(NODES)), also=(410,))
     nodes: list[Object] = []

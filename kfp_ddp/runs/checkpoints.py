@@ -22,7 +22,7 @@ def contains(name: str) -> bool:
 
 
 def complete(where: Store, folder: str) -> list[str]:
-    """Return the names of a folder's complete checkpoints, newest first; raises KfpDdpError."""
+    """Return the names of a folder's complete checkpoints, newest first; raise KfpDdpError."""
     end = f"/{MANIFEST}"
     paths = []
     for name, _ in where.list(f"{folder}/"):

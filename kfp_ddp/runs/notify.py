@@ -71,7 +71,7 @@ class Notification(Settings):
 
     @classmethod
     def among(cls, job: Mapping[str, Any]) -> Self:
-        """Return the notification settings among those of a job; raises InputError."""
+        """Return the notification settings among those of a job; raise InputError."""
         return cls.create(**{name: job[name] for name in cls.model_fields if name in job})
 
     @property

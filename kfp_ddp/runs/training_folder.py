@@ -172,7 +172,7 @@ class FollowedFolder(RemoteFolder):
         return name.startswith("launcher.")
 
     def refresh(self) -> None:
-        """Download metrics that grew, files of the ranks and new manifests; raises KfpDdpError."""
+        """Download metrics that grew, files of the ranks and new manifests; raise KfpDdpError."""
         sizes = dict(self.store.list(RunFolder.METRICS))
         if (size := sizes.get(RunFolder.METRICS, 0)) != self._metrics_bytes:
             self.download((RunFolder.CONFIG, RunFolder.METRICS))

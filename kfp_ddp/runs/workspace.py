@@ -110,7 +110,7 @@ class RemoteFolder:
             self._uploaded[name] = stamp
 
     def delete_removed(self) -> None:
-        """Delete files from the bucket that were removed locally; raises KfpDdpError."""
+        """Delete files from the bucket that were removed locally; raise KfpDdpError."""
         for name in self._uploaded.keys() - {name for name, _ in self._files()}:
             self.store.delete(name)
             del self._uploaded[name]
@@ -148,6 +148,7 @@ def fetch(store: Store, names: Iterable[str], folder: Path) -> None:
         aside = path.with_name(f".{path.name}.incoming")
         with aside.open("w+b") as into:
             exists = store.fetch(name, into, _LARGEST)
+        # A file that did not change keeps its time, by which it would be uploaded again.
         is_same = path.exists() and filecmp.cmp(aside, path, shallow=False)
         if exists and not is_same:
             os.replace(aside, path)

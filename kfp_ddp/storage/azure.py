@@ -206,7 +206,7 @@ class AzureStore(Bucket):
 
 
 def container_client(url: str, container: str, timeout: float) -> ContainerClient:
-    """Return a client for the variables of the Azure command line; raises InputError."""
+    """Return a client for the variables of the Azure command line; raise InputError."""
     timeouts = {"connection_timeout": min(_CONNECT, timeout), "read_timeout": timeout}
     retry = ExponentialRetry(initial_backoff=1, increment_base=2, retry_total=store.TRIES - 1)
     sizes = {"max_single_put_size": PART, "max_block_size": PART}

@@ -32,7 +32,7 @@ _Level = tuple[PurePosixPath, list[str], list[str], int]
 
 
 def open_folder(uri: str) -> "Folder":
-    """Return the store at a path or a file URI; raises InputError."""
+    """Return the store at a path or a file URI; raise InputError."""
     if not uri.strip():
         raise InputError("the path is empty: give gs://bucket/prefix or a folder")
     return Folder(Path(path_of(uri)), uri)
@@ -137,9 +137,10 @@ class Folder(Store):
         path = PurePosixPath(name)
         parent = str(path.parent)
         beside = () if name.endswith("/") else (f".{path.name}.lock", f".{path.name}.tmp")
-        for one in (*beside, path.name):
+        remove = os.rmdir if name.endswith("/") else os.unlink
+        for entry in (*beside, path.name):
             with self._translating("delete", name), folder_below(self.root, parent) as folder:
-                (os.rmdir if name.endswith("/") else os.unlink)(one, dir_fd=folder)
+                remove(entry, dir_fd=folder)
 
     @contextlib.contextmanager
     def _translating(self, verb: str, name: str = "") -> Iterator[None]:

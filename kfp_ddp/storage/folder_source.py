@@ -90,8 +90,8 @@ class FolderSource:
         while folders:
             folder, above = folders.pop()
             with self._reading(folder), self._folder(folder) as descriptor:
-                here = _pin(os.fstat(descriptor))
-                if here in above:
+                identity = _pin(os.fstat(descriptor))
+                if identity in above:
                     path = printable(str(self.root / folder))
                     raise InputError(f"source {path} is a link to a folder above it")
                 entries = list(os.scandir(descriptor))
@@ -101,7 +101,7 @@ class FolderSource:
                     name = f"{folder}/{entry.name}" if folder else entry.name
                     kind = self._kind(name, entry)
                     if kind == "folder":
-                        folders.append((name, (*above, here)))
+                        folders.append((name, (*above, identity)))
                     elif kind == "file":
                         names.append(name)
                         pins.append(_pin(entry.stat()) if self._symlinks == "follow" else 0)
@@ -151,7 +151,7 @@ class FolderSource:
         return size, crc, token_of(state)
 
     def blocks(self, name: str, pin: int, offset: int) -> Iterator[bytes]:
-        """Yield the content of a listed file from an offset on; raises Changed, StorageError."""
+        """Yield the content of a listed file from an offset on; raise Changed, StorageError."""
         with self.opened(name, pin) as file:
             try:
                 file.seek(offset)
@@ -161,7 +161,7 @@ class FolderSource:
                 raise _unreadable(self.root / name, error) from error
 
     def opened(self, name: str, pin: int) -> FileIO:
-        """Open a listed file; raises as `blocks`."""
+        """Open a listed file; raise as `blocks`."""
         folder, _, last = name.rpartition("/")
         flags = _READ if self._symlinks == "follow" else _READ | os.O_NOFOLLOW
         with self._reading(name), self._folder(folder) as descriptor:

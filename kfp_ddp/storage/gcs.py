@@ -133,7 +133,8 @@ class GcsSource(HttpSource):
             self._refresh()
         headers: dict[str, str] = {}
         self._credentials.apply(headers)
-        self.secret = b"".join(f"{k}: {v}\r\n".encode("latin-1") for k, v in headers.items())
+        lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
+        self.secret = "".join(lines).encode("latin-1")
 
     def _refresh(self) -> None:
         import google.auth.exceptions
@@ -240,7 +241,7 @@ class GcsSource(HttpSource):
         return await Retry().call("list", self.url, attempt)
 
     def _parse(self, body: bytearray, pages: Pages) -> tuple[list[Row], str]:
-        """Parse a page; raises Damaged, and InputError for an object without crc32c."""
+        """Parse a page; raise Damaged, and InputError for an object without crc32c."""
         try:
             page = from_json(body)
             token = page.get("nextPageToken", "")

@@ -67,7 +67,7 @@ def kind_of(uri: str) -> StoreKind | None:
 
 
 def open_store(uri: str) -> Store:
-    """Return the store at a URI or a path; raises InputError if it is none."""
+    """Return the store at a URI or a path; raise InputError if it is none."""
     check_no_login("the address", uri)
     kind = kind_of(uri)
     if kind is None or not kind.store:
@@ -78,7 +78,7 @@ def open_store(uri: str) -> Store:
 
 
 def open_source(url: str, options: SourceOptions | None = None) -> Source:
-    """Return the source at a URL or a path, of one of the `KINDS`; raises InputError."""
+    """Return the source at a URL or a path, of one of the `KINDS`; raise InputError."""
     check_no_login("source", url)
     kind = kind_of(url)
     if "\0" in url or not is_text(url):

@@ -73,7 +73,7 @@ def bucket_lease(address: str, holder: str) -> Iterator[None]:
 
 
 def write_permanent(folder: Path, holder: str) -> None:
-    """Write a lease that is valid while the run of its name is alive; raises OSError."""
+    """Write a lease that is valid while the run of its name is alive; raise OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     _touch(folder / f"{holder}.{_PERMANENT}")
 
@@ -111,7 +111,7 @@ def has_holder(names: Iterable[str], alive: Callable[[str], bool]) -> bool:
 
 
 def mark_begin(where: Store) -> None:
-    """Record that a task begins in its folder, which makes it a run's; raises KfpDdpError."""
+    """Record that a task begins in its folder, which makes it a run's; raise KfpDdpError."""
     where.write(f"{BEGUN}/{time.time():.0f}", b"")
 
 

@@ -83,7 +83,8 @@ class S3Source(S3Objects):
         while token != "":
             page = client.sdk.list_objects_v2(**query)
             decode = unquote_plus if page.get("EncodingType") == "url" else str  # as botocore
-            yield [(*pages.row(decode(k), int(n)), tag) for k, n, tag in client.listed.rows]
+            rows = client.listed.rows
+            yield [(*pages.row(decode(key), int(size)), tag) for key, size, tag in rows]
             token = pages.following(page.get("NextContinuationToken"), page["IsTruncated"])
             query["ContinuationToken"] = token
 

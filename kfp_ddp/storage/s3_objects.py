@@ -97,7 +97,7 @@ class _Body(NamedTuple):
 
 
 def s3_client(url: str, anonymous: bool = False, **settings: Any) -> S3Client:
-    """Return a client with boto3's configuration and these `settings`; raises InputError."""
+    """Return a client with boto3's configuration and these `settings`; raise InputError."""
     try:
         session = botocore.session.get_session()
         credentials = None if anonymous else session.get_credentials()
@@ -197,7 +197,7 @@ class S3Objects(SdkSource):
         self._template = template if template.exact else None
 
     def _prepare(self, entry: Entry) -> "_Template":
-        """Return the request that botocore would send; raises Transient without credentials."""
+        """Return the request that botocore would send; raise Transient without credentials."""
         events = self.client.sdk.meta.events
         sends = "before-send.s3.GetObject"
         thread = threading.get_ident()
@@ -282,7 +282,9 @@ class _Template:
         headers = {name.lower(): _text(value) for name, value in prepared.headers.items()}
         authorization = headers.pop("authorization", "")
         ours = ("host", "if-match")
-        lines = "".join(f"{k}: {v}\r\n" for k, v in headers.items() if k not in ours)
+        lines = "".join(
+            f"{name}: {value}\r\n" for name, value in headers.items() if name not in ours
+        )
         self._secret = f"{lines}Authorization: {authorization}\r\n" if authorization else lines
         self._key = b""
         self.exact = not authorization

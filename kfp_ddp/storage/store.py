@@ -79,7 +79,7 @@ class Store(ABC):
 
     @abstractmethod
     def fetch(self, name: str, into: BinaryIO, limit: int) -> bool:
-        """Copy a file to `into`, False if it is missing; raises InputError above `limit` bytes."""
+        """Copy a file to `into`, False if it is missing; raise InputError above `limit` bytes."""
 
     def read(self, name: str, limit: int) -> bytes | None:
         """Return the content of a file, None if it does not exist; see `fetch`."""
@@ -250,7 +250,7 @@ class Bucket(Store):
             yield page
 
     async def _download(self, entry: Entry, into: BinaryIO, limit: int) -> None:
-        """Replace the content of `into` by the object; raises Changed if it is another one now."""
+        """Replace the content of `into` by the object; raise Changed if it is another one now."""
         loop = asyncio.get_running_loop()
         what = f"{self.uri}/{entry.name}"
         idle = self._idle[loop]  # a forked process has another loop
@@ -350,7 +350,7 @@ def bounded(into: BinaryIO, limit: int, what: str) -> Callable[[bytes], None]:
 
 
 def read_bounded(blocks: Iterable[bytes], limit: int, peer: str) -> bytes:
-    """Return a response such as a page of a listing; raises InputError above `limit` bytes."""
+    """Return a response such as a page of a listing; raise InputError above `limit` bytes."""
     body = bytearray()
     for block in blocks:
         body += block

@@ -104,7 +104,7 @@ class ManifestRows:
         self._files: object = None
 
     def take(self, block: bytes) -> None:
-        """Parse the next bytes; raises InputError if they are not of a manifest."""
+        """Parse the next bytes; raise InputError if they are not of a manifest."""
         *lines, self._rest = (self._rest + block).split(b"\n")
         for line in lines:
             self._take(line)
@@ -112,7 +112,7 @@ class ManifestRows:
             raise self._wrong("has no end")
 
     def end(self) -> Listing:
-        """Return its files; raises Damaged if it was cut."""
+        """Return its files; raise Damaged if it was cut."""
         if self._rest:
             self._take(self._rest)
         if not self._lines:

@@ -39,7 +39,7 @@ class MinimumRate:
         self._seconds = 0.0
 
     def waited(self, seconds: float) -> None:
-        """Add seconds in which `bytes` have arrived; raises TimeoutError if they are too slow."""
+        """Add seconds in which `bytes` have arrived; raise TimeoutError if they are too slow."""
         if not self.bytes:
             return
         self._seconds += seconds
@@ -81,7 +81,7 @@ class Response:
         return not self.complete and max(self.size, self.length or 0) > BLOCK
 
     def feed(self, data: bytes) -> None:
-        """Parse the next bytes; raises HttpError."""
+        """Parse the next bytes; raise HttpError."""
         if not self.status:
             data = self._read_head(data)
             if not self.status:
@@ -99,7 +99,7 @@ class Response:
             self.complete = not self.left
 
     def finish(self) -> None:
-        """End the response with its connection; raises HttpError where it is incomplete."""
+        """End the response with its connection; raise HttpError where it is incomplete."""
         if not self.status:
             raise HttpError("connection closed without an answer")
         until_the_end = self.left == _UNTIL_THE_END and not self._chunk

@@ -53,7 +53,7 @@ class HttpPool:
         return await HttpConnection.open(self.origin, self.timeout)
 
     async def take(self, origin: Origin) -> HttpConnection:
-        """Return a connection to a server; raises as `HttpConnection.open`."""
+        """Return a connection to a server; raise as `HttpConnection.open`."""
         while self._opening and origin == self.origin:
             connection = await self._opening.popleft()
             if connection.idle:
@@ -90,7 +90,7 @@ class HttpClient:
             self._ahead = request
 
     async def get(self, request: Request) -> Response:
-        """Return the response, with its body unless it is big; raises OSError, and InputError."""
+        """Return the response, with its body unless it is big; raise OSError, and InputError."""
         for _ in range(1 + _MAX_REDIRECTS):
             ahead = self._ahead
             self._ahead = None
@@ -117,7 +117,7 @@ class HttpClient:
     async def rest(
         self, answer: Response, take: Callable[[bytes], None], threads: Executor | None = None
     ) -> None:
-        """Pass the body of a response to `take`, in a thread if it is big; raises OSError."""
+        """Pass the body of a response to `take`, in a thread if it is big; raise OSError."""
         if not answer.complete:
             assert self._current is not None
             try:
@@ -129,7 +129,7 @@ class HttpClient:
             take(block)
 
     async def pour(self, request: Request, take: Callable[[bytes], None]) -> Response:
-        """Pass the body of a response 200 to `take`; raises as `get`."""
+        """Pass the body of a response 200 to `take`; raise as `get`."""
         answer = await self.get(request)
         if answer.status == HTTPStatus.OK:
             await self.rest(answer, take)
@@ -314,7 +314,8 @@ class HttpReader:
             answer = await self._open(entry, offset)
             if offset == start == 0:
                 complete = self._source.checksum(entry, answer)
-            checksums = [c for c in (complete, self._source.part_checksum(answer)) if c]
+            part = self._source.part_checksum(answer)
+            checksums = [checksum for checksum in (complete, part) if checksum]
             before = offset
             offset += await self._rest(answer, offset, checksums, take)
             for checksum in checksums:

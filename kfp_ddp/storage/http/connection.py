@@ -52,7 +52,7 @@ class HttpConnection:
 
     @classmethod
     async def open(cls, origin: Origin, timeout: float) -> Self:
-        """Connect, through the proxy of the environment if any; raises OSError, InputError."""
+        """Connect, through the proxy of the environment if any; raise OSError, InputError."""
         connection = cls(timeout)
         limit = min(timeout, _CONNECT)
         try:
@@ -86,7 +86,7 @@ class HttpConnection:
             self._loop.add_writer(self._socket.fileno(), self._write_rest)
 
     async def answer(self) -> Response:
-        """Return the response, complete unless it is `big`; raises OSError."""
+        """Return the response, complete unless it is `big`; raise OSError."""
         answer = self._answer
         assert answer is not None
         if not answer.complete and not answer.big and self._socket is not None:
@@ -105,7 +105,7 @@ class HttpConnection:
         return answer
 
     async def rest(self, take: Callable[[bytes], None], threads: Executor | None) -> None:
-        """Pass the body of a big response to `take`, in a thread; raises OSError."""
+        """Pass the body of a big response to `take`, in a thread; raise OSError."""
         sock = self._socket
         answer = self._answer
         assert sock is not None

@@ -39,7 +39,7 @@ class Origin:
 
     @classmethod
     def of(cls, url: str, authorities: str = "") -> "Origin":
-        """Return the server of an address; raises InputError for an invalid one."""
+        """Return the server of an address; raise InputError for an invalid one."""
         try:
             parts = urlsplit(url)
             secure = parts.scheme == "https"
@@ -96,7 +96,7 @@ class Request(NamedTuple):
         )
 
     def redirected(self, location: str) -> "Request":
-        """Return the request for another address, which may be relative; raises InputError."""
+        """Return the request for another address, which may be relative; raise InputError."""
         scheme = "https" if self.origin.secure else "http"
         current = f"{scheme}://{self.origin.authority.decode()}{self.target}"
         try:
