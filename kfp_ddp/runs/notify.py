@@ -200,7 +200,9 @@ def _mail(address: str, notification: Notification, outcome: Outcome) -> None:
     context = ssl.create_default_context()
     encrypted = server.scheme == "smtps"
     port = server.port or _MAIL_PORTS[server.scheme]
-    connect = functools.partial(smtplib.SMTP_SSL, context=context) if encrypted else smtplib.SMTP
+    connect: Callable[..., smtplib.SMTP] = smtplib.SMTP
+    if encrypted:
+        connect = functools.partial(smtplib.SMTP_SSL, context=context)
     with connect(server.hostname, port, timeout=SECONDS) as session:
         session.ehlo()
         if not encrypted and session.has_extn("starttls"):

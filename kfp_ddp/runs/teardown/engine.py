@@ -259,7 +259,8 @@ def _advance(fields: dict[str, Any]) -> int:
 def _records(run: str) -> list[TaskRecord]:
     """Return the records of a run's tasks; what is not plain, too large or unreadable is absent."""
     where = open_store(run)
-    names = [name for name, size in where.list("") if size <= LARGEST and is_plain(name)]
+    small = [name for name, size in where.list("") if size <= LARGEST]
+    names = filter(is_plain, small)
     with tempfile.TemporaryDirectory() as scratch:
         for name in files_of_records(names):
             with contextlib.suppress(KfpDdpError, OSError):
