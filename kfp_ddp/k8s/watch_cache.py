@@ -91,30 +91,40 @@ class WatchCache(threading.Thread):
             for line in self.api.lines(path, query, WATCH_SECONDS + 15):
                 if self._over.is_set() or not line.endswith(b"\n"):
                     break
-                try:
-                    event = json.loads(line)
-                    item = event["object"]
-                except (ValueError, KeyError, TypeError):  # of a proxy
-                    raise ApiError(0, "", "a line is not an event") from None
-                if event["type"] == "ERROR":
-                    status = int(item.get("code", 500))
-                    raise ApiError(status, item.get("reason", ""), item.get("message", ""))
+                kind, item = _event_of(line)
                 version = item["metadata"]["resourceVersion"]
-                if event["type"] == "BOOKMARK":
-                    continue
-                objects = dict(self.objects)
-                uid = item["metadata"]["uid"]
-                if event["type"] == "DELETED":
-                    self.removed[uid] = self.reduce(item)
-                    while len(self.removed) > REMOVED:
-                        self.removed.pop(next(iter(self.removed)))
-                    objects.pop(uid, None)
-                else:
-                    objects[uid] = self.reduce(item)
-                self.objects = objects
-                self.changed.set()
+                if kind != "BOOKMARK":
+                    self._apply(kind, item)
         except ApiError as error:
             if error.status != 0:
                 raise
             time.sleep(0.2)  # the connection was cut: resume from the last event
         return version
+
+    def _apply(self, kind: str, item: Object) -> None:
+        # Other threads read `objects`, so a copy is changed.
+        objects = dict(self.objects)
+        uid = item["metadata"]["uid"]
+        if kind == "DELETED":
+            self.removed[uid] = self.reduce(item)
+            while len(self.removed) > REMOVED:
+                self.removed.pop(next(iter(self.removed)))
+            objects.pop(uid, None)
+        else:
+            objects[uid] = self.reduce(item)
+        self.objects = objects
+        self.changed.set()
+
+
+def _event_of(line: bytes) -> tuple[str, Object]:
+    """Return the type of an event and its object; raise ApiError for an error of the server."""
+    try:
+        event = json.loads(line)
+        kind = event["type"]
+        item = event["object"]
+    except (ValueError, KeyError, TypeError):  # of a proxy
+        raise ApiError(0, "", "a line is not an event") from None
+    if kind == "ERROR":
+        status = int(item.get("code", 500))
+        raise ApiError(status, item.get("reason", ""), item.get("message", ""))
+    return kind, item
