@@ -33,7 +33,9 @@ def pinned(data: Path) -> Path:
     if not data.is_symlink():
         return data
     target = os.readlink(data)
-    return data.parent / target if target.startswith("versions/") else data
+    if not target.startswith("versions/"):
+        return data
+    return data.parent / target
 
 
 def read_header(file: BinaryIO) -> dict[str, Any]:
@@ -48,7 +50,8 @@ def read_rows(file: BinaryIO) -> Iterator[ManifestRow]:
     for number, line in enumerate(iter(lambda: file.readline(_LINE), b""), 2):
         try:
             name, size, token, crc, mtime, *rest = json.loads(line)
-            row = ManifestRow(name, size, token, int(crc, 16), mtime, *(rest or (name,)))
+            origin = rest or (name,)  # in a packed version with archive and offset
+            row = ManifestRow(name, size, token, int(crc, 16), mtime, *origin)
         except (ValueError, TypeError, RecursionError):
             row = None
         if row is None or not _possible(row):

@@ -37,9 +37,9 @@ def upload(where: Store, name: str, checkpoint: Path) -> bool:
     if where.read(manifest, _LARGEST_MANIFEST) == (checkpoint / MANIFEST).read_bytes():
         return False
     where.delete(manifest)
-    for file in sorted(checkpoint.iterdir()):
-        if file.name != MANIFEST:
-            where.put(file, f"{name}/{file.name}")
+    others = set(checkpoint.iterdir()) - {checkpoint / MANIFEST}
+    for file in sorted(others):
+        where.put(file, f"{name}/{file.name}")
     where.put(checkpoint / MANIFEST, manifest)
     return True
 
