@@ -29,7 +29,7 @@ def command(source: str, folder: Path, quiet: bool, **options: Any) -> None:
     from kfp_ddp.datasets import report
     from kfp_ddp.datasets.report import SyncProgress
     from kfp_ddp.datasets.sync import sync
-    from kfp_ddp.storage.kinds import check_address
+    from kfp_ddp.storage.address import check_address
 
     check_address("source", source)
     checked = SyncOptions(**{**options, "exclude": expanded(options["exclude"])})

@@ -124,7 +124,9 @@ def connection(flags: Mapping[str, Any]) -> Connection:
 
 def checked(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a program gives; raise InputError for a wrong name or type."""
-    return {name: _checked(name, one, "Client") for name, one in flags.items() if one is not None}
+    return {
+        name: _checked(name, value, "Client") for name, value in flags.items() if value is not None
+    }
 
 
 def own_folder() -> Path:
@@ -146,8 +148,10 @@ def resolved(flags: Mapping[str, Any] | None = None) -> dict[str, Set]:
     values = {name: Set(item.default, "default") for name, item in FIELDS.items()}
     values |= {name: Set(value, str(path)) for name, value in _read_file(path)}
     values |= _read_environment()
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
-    return values | {name: Set(value, "flag") for name, value in given.items()}
+    for name, value in (flags or {}).items():
+        if value is not None:
+            values[name] = Set(value, "flag")
+    return values
 
 
 def chosen(*names: str, flags: Mapping[str, Any] | None = None) -> dict[str, Any]:

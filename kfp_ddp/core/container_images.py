@@ -43,8 +43,9 @@ class Images(NamedTuple):
                 f"registry {registry!r} is not a registry: give host/path in lower case, "
                 "without a scheme"
             )
+        # A registry is where the own images are, unless the public ones are asked for.
         public = images == "public" or not registry
-        chosen = list[str]()
+        chosen: list[str] = []
         for kind, image in zip(KINDS, own, strict=True):
             if image and not re.fullmatch(_FOLDERS + _TAG, image):
                 raise InputError(

@@ -123,7 +123,7 @@ class Failure:
 
 def first_cause(failures: Iterable[Failure]) -> Failure | None:
     """Return the first failure that is not a consequence; None if there are none."""
-    return min(failures, key=lambda one: (one.consequence, one.time), default=None)
+    return min(failures, key=lambda failure: (failure.consequence, failure.time), default=None)
 
 
 def report(failure: Failure, file: Path | None) -> int:
@@ -151,7 +151,7 @@ def read(folder: Path) -> Failure | None:
 
 
 def write_record(failure: Failure, final: bool) -> None:
-    """Write this rank's failure for torch elastic, `final` if the cause is sure; raises OSError."""
+    """Write this rank's failure for torch elastic, `final` if the cause is sure; raise OSError."""
     path = os.environ.get(RECORD)
     if not path:
         return
@@ -166,7 +166,8 @@ def write_record(failure: Failure, final: bool) -> None:
 
 def cause_in_error_files(error: Any, checkpoint: str) -> Failure:
     """Return the first cause in a ChildFailedError; the text `checkpoint` is added if preempted."""
-    causes = (_failure_of_rank(rank, one, checkpoint) for rank, one in error.failures.items())
+    failures = error.failures.items()
+    causes = (_failure_of_rank(rank, failure, checkpoint) for rank, failure in failures)
     first = first_cause(causes)
     assert first is not None  # the error is of at least one rank
     return first

@@ -25,7 +25,7 @@ _KEPT_OPEN = 2048 if _DESCRIPTORS < 0 else min(_DESCRIPTORS // 8, 2048)
 
 
 def sha256(file: Path) -> str:
-    """Return the digest of a file's content in hex; raises OSError."""
+    """Return the digest of a file's content in hex; raise OSError."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
@@ -42,7 +42,7 @@ def newest_file(folder: Path, patterns: Iterable[str]) -> Path | None:
 
 
 def fsync(path: Path) -> None:
-    """Flush a file's content, or a folder's entries, to the disk; raises OSError."""
+    """Flush a file's content, or a folder's entries, to the disk; raise OSError."""
     with closing_descriptor(os.open(path, os.O_RDONLY)) as descriptor:
         os.fsync(descriptor)
 
@@ -108,8 +108,9 @@ def _walk(top: int, parts: Sequence[str], root: Path, make: bool = False) -> int
     if ".." in parts:
         raise ValueError(f"{'/'.join(parts)} is not a folder below {root}")
     descriptor = os.dup(top)
-    for at, part in enumerate(parts):
-        above, created = descriptor, False
+    for index, part in enumerate(parts):
+        above = descriptor
+        created = False
         try:
             with contextlib.suppress(FileExistsError):
                 if make:
@@ -119,7 +120,7 @@ def _walk(top: int, parts: Sequence[str], root: Path, make: bool = False) -> int
             if created:
                 os.fchmod(descriptor, 0o755)  # whatever the umask
         except OSError as error:
-            error.filename = str(root.joinpath(*parts[: at + 1]))
+            error.filename = str(root.joinpath(*parts[: index + 1]))
             raise
         finally:
             os.close(above)
@@ -127,7 +128,7 @@ def _walk(top: int, parts: Sequence[str], root: Path, make: bool = False) -> int
 
 
 def open_below(root: Path, name: str | Path) -> BinaryIO:
-    """Open a plain file below `root` without following links; raises OSError and ValueError."""
+    """Open a plain file below `root` without following links; raise OSError and ValueError."""
     path = Path(root, name)
     with folder_below(root, Path(name).parent) as folder:
         try:
@@ -138,7 +139,7 @@ def open_below(root: Path, name: str | Path) -> BinaryIO:
 
 
 def read_below(root: Path, name: str | Path, limit: int) -> bytes:
-    """Return the content of a file as `open_below`; raises InputError above `limit` bytes."""
+    """Return the content of a file as `open_below`; raise InputError above `limit` bytes."""
     with open_below(root, name) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -147,7 +148,7 @@ def read_below(root: Path, name: str | Path, limit: int) -> bytes:
 
 
 def open_plain(name: str, folder: int) -> int:
-    """Return a descriptor to read a file of an open folder; raises OSError for a link or a pipe."""
+    """Return a descriptor to read a file of an open folder; raise OSError for a link or a pipe."""
     descriptor = os.open(name, _READ, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -156,7 +157,7 @@ def open_plain(name: str, folder: int) -> int:
 
 
 def open_lock(name: str | Path, mode: int = 0o644, folder: int | None = None) -> int:
-    """Return a descriptor of a file for `lock`, created if it is missing; raises OSError."""
+    """Return a descriptor of a file for `lock`, created if it is missing; raise OSError."""
     return os.open(name, _LOCK, mode, dir_fd=folder)
 
 
@@ -180,7 +181,7 @@ def lock(descriptor: int, where: Path, seconds: float = 0) -> bool:
 
 @contextlib.contextmanager
 def durable(path: Path) -> Iterator[BinaryIO]:
-    """Yield a new file in place of one of this name, flushed at the end; raises OSError."""
+    """Yield a new file in place of one of this name, flushed at the end; raise OSError."""
     with folder_below(path.parent) as folder, _written(path, folder) as file:
         yield file
 
@@ -204,7 +205,8 @@ def atomic_write(
             with contextlib.suppress(OSError):
                 os.unlink(aside.name, dir_fd=folder)
             if isinstance(error, OSError) and error.filename in (aside.name, str(aside)):
-                error.filename, error.filename2 = str(path), None
+                error.filename = str(path)
+                error.filename2 = None
             raise
 
 

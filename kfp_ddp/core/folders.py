@@ -45,8 +45,11 @@ def scratch_dir() -> Path:
         if not named:
             return _scratch_of(os.getpid())
         make_own(Path(named))
-    mounted = SCRATCH if os.path.isdir(SCRATCH) else ""
-    return Path(named or mounted or f"{_temporary_dir()}/kfp-ddp")
+    if named:
+        return Path(named)
+    if os.path.isdir(SCRATCH):
+        return Path(SCRATCH)
+    return Path(_temporary_dir(), "kfp-ddp")
 
 
 @functools.cache
@@ -97,7 +100,7 @@ def make_own(folder: Path) -> None:
 
 
 def path_of(uri: str) -> str:
-    """Return the path in a file URI, another text unchanged; raises InputError for a host."""
+    """Return the path in a file URI, another text unchanged; raise InputError for a host."""
     if not uri.startswith("file://"):
         return uri
     host, slash, below = uri.removeprefix("file://").partition("/")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from kfp_ddp.core.errors import InputError
 
-CGROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
 TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/core_cpus_list"
 """File of Linux with the hardware threads of the core of a CPU."""
 GPUS = "KFP_DDP_GPUS"
@@ -43,7 +44,8 @@ def cpus() -> float:
 def cores() -> int:
     """Return the physical cores for this process, at least one."""
     cpu_lists = [_words(Path(TOPOLOGY.format(cpu))) for cpu in _allowed()]
-    physical = len({words[0] for words in cpu_lists if words}) or len(cpu_lists)
+    first_threads = {words[0] for words in cpu_lists if words}
+    physical = len(first_threads) or len(cpu_lists)  # not each system has the files
     return max(1, int(min(physical, cpus())))
 
 
@@ -56,7 +58,8 @@ def memory() -> int:
     """Return the bytes of memory for this process and those that share its limits."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for group in _groups():
-        limits += [int(word) for name in MEMORY for word in _words(group / name) if word != "max"]
+        for name in MEMORY:
+            limits += [int(word) for word in _words(group / name) if word != "max"]
     return min(limits)
 
 
@@ -78,8 +81,9 @@ def _allowed() -> set[int]:
 def _quotas() -> Iterator[float]:
     """Yield the CPUs that each cgroup grants: quota by period, where 'max' and -1 are no limit."""
     for group in _groups():
-        first = [*_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
-        for words in (first, _words(group / "cpu.max")):
+        version_1 = [*_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
+        version_2 = _words(group / "cpu.max")
+        for words in (version_1, version_2):
             if len(words) == 2 and words[0].isdecimal():
                 yield int(words[0]) / int(words[1])
 
@@ -95,7 +99,9 @@ def _groups() -> Iterator[Path]:
             root = CGROUPS / name
             group = root / path.strip("/")
             # A container may show its own group as the root, under the host's path.
-            yield from (one for one in (group, *group.parents) if one.is_relative_to(root))
+            for folder in (group, *group.parents):
+                if folder.is_relative_to(root):
+                    yield folder
 
 
 def _words(file: Path) -> list[str]:

@@ -52,7 +52,8 @@ def _key() -> bytes:
             key = opened.read(_BYTES + 1)
     except OSError as error:
         raise InputError(f"cannot read the key {file}: {error.strerror}; delete it") from None
-    if about.st_uid != os.geteuid() or about.st_mode & 0o077 or len(key) != _BYTES:
+    is_own = about.st_uid == os.geteuid() and not about.st_mode & 0o077
+    if not is_own or len(key) != _BYTES:
         raise InputError(
             f"the key {file} is not {_BYTES} bytes of this user that nobody else can read: delete "
             "it, then earlier local runs cannot be resumed, or set XDG_CONFIG_HOME"

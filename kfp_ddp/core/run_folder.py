@@ -85,7 +85,7 @@ def task_title(task_name: str, task_id: str) -> str:
 
 
 def open_run_dir(work_dir: str, run_id: str, task: str) -> Path:
-    """Create and return the folder of a run's task; raises as `task_folder`, and StorageError."""
+    """Create and return the folder of a run's task; raise as `task_folder`, and StorageError."""
     run_dir = Path(task_folder(work_dir, run_id, task))
     advice = f"mount the work PVC at {work_dir}, writable for this user, or give another folder"
     with writing(run_dir, advice):
@@ -94,7 +94,7 @@ def open_run_dir(work_dir: str, run_id: str, task: str) -> Path:
 
 
 def task_folder(work_dir: str, run_id: str, task: str) -> str:
-    """Return `<work_dir>/<run_id>/<task>`, a path or a URI; raises InputError for other names."""
+    """Return `<work_dir>/<run_id>/<task>`, a path or a URI; raise InputError for other names."""
     check_run_id(run_id)
     if not RUN_ID.fullmatch(task):
         raise InputError(f"task {task!r} cannot name a folder; pass the name of the task")
@@ -111,7 +111,7 @@ def check_run_id(run_id: str) -> None:
 
 
 def try_to_write(folder: Path) -> None:
-    """Create a folder and, temporarily, a file in it; raises OSError."""
+    """Create a folder and, temporarily, a file in it; raise OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / ".writable"
     probe.touch()

@@ -19,7 +19,8 @@ _SCHEME = r"(?<![\w.+-])[a-z][a-z0-9+.-]+:/"
 _ADDRESS_START = re.compile(_SCHEME, re.IGNORECASE)
 _END = r"""(?=[/?#\s"'`,;)\]}>|\\]|$)"""
 _HOST = (
-    r"(?:[\w-]+(?:\.[\w-]+)*\.?|\[[0-9a-f:.]+\]|\$\{?\w+\}?|\$\(\w+\)|<[\w -]+>|\{\{?[^@]*?\}\}?)"
+    r"(?:[\w-]+(?:\.[\w-]+)*\.?|\[[0-9a-f:.]+\]|\$\{?\w+\}?|\$\(\w+\)|<[\w -]+>"
+    r"|\{\{?[^@]{0,512}?\}\}?)"
 )
 _NO_AT = r"(?!(?:[^@]|@(?=sha(?:256|512):)){0,512}@(?!sha(?:256|512):))"
 _ADDRESS = re.compile(
@@ -55,16 +56,17 @@ _TOKEN = re.compile(
     r"|\bgh[pousr]_[A-Za-z0-9]{16}|\bgithub_pat_\w{16}|\bglpat-[\w-]{16}|\bxox[a-z]-[\w-]{8}"
     r"|\bhf_[A-Za-z0-9]{16}|\bnpm_[A-Za-z0-9]{16}|\bpypi-[\w-]{40}|\bdckr_pat_[\w-]{16}"
     r"|\bsk-(?:proj-|ant-|live-)?[A-Za-z0-9]{20}|\b[sr]k_live_\w{8}"
-    r"|\beyJ[\w-]{8,}\.[\w-]{8,}|[Bb]earer\s+(?=\S*\d)[\w.~+/-]{16}"
+    r"|(?<![\w-])(?>[\w-]*?\beyJ)[\w-]{8,}\.[\w-]{8}|[Bb]earer\s+(?=\S*\d)[\w.~+/-]{16}"
     r"|hooks\.slack\.com/(?:services|workflows)/\w|discord(?:app)?\.com/api/webhooks/\d"
     r"|://[^\s?#]{0,256}\?[\w.~+/-]{16,}(?![\w.~+/=-])"
 )
 """Beginnings of tokens and keys, and webhooks and long queries that are secrets themselves."""
 _PAIR = re.compile(
     r"(?:(?P<query>[?&])|(?<![\w.%]))(?P<name>[a-z_][\w.%-]*)"
-    r"(?:\s*=\s*|[\"']?:\s+|[\"']\s*:)[\"']?(?P<value>[^\"'&;,#}\s]*)",
+    r"(?:(?:\s*=\s*|[\"']?:\s+|[\"']\s*:)[\"']?(?P<value>[^\"'&;,#}\s]*))?",
     re.IGNORECASE,
 )
+"""A name, and its value if it has one: a name alone is read, too, once and not from each '-'."""
 _FLAG = re.compile(r"(?<!\S)--?([a-z][\w-]*)\s+(?=[^\s-])", re.IGNORECASE)
 _HARMLESS_QUERY = re.compile(
     r"(?:alt|branch|bucket_?type|checksum|columns?|config|date|dl|download|encoding|experiment"
@@ -84,12 +86,19 @@ _SECRET_NAME = re.compile(
     r"|(?:api|access|account|secret|private|auth|master|shared|subscription|service|ssh|storage"
     r"|encryption|license|consumer|client|deploy|admin|root|webhook|wandb)_?keys?(?:_id)?)"
     r"(?:_\d+|_value)?$"
-    r"|(?:^|_)env_(?:vars_)?(?:\w+_)?(?:keys?|tokens?|passw(?:or)?d|secrets?|credentials?)(?:_|$)"
+    r"|^(?>env_|\w*?_env_)(?:\w+_)?(?:keys?|tokens?|passw(?:or)?d|secrets?|credentials?)(?:_|$)"
 )
-"""Names in small letters with _, the last two of a path."""
+"""Names in small letters with _, the last two of a path.
+
+An atomic group stops at the first such word: the end of the name is then sought once.
+"""
+_HARMLESS_START = (
+    r"(?:public|primary|foreign|partition|sort|num|max|min|pad|bos|eos|unk|mask|cls|sep"
+    r"|special|class|use|has|is|no|n)_"
+)
 _HARMLESS_NAME = re.compile(
-    r"(?:^|_)(?:public|primary|foreign|partition|sort|num|max|min|pad|bos|eos|unk|mask|cls|sep"
-    r"|special|class|use|has|is|no|n)_(?:\w+_)?(?:keys?|tokens?|secrets?|password)$"
+    rf"^(?>{_HARMLESS_START}|\w*?_{_HARMLESS_START})"
+    r"(?:\w+_)?(?:keys?|tokens?|secrets?|password)$"
     r"|_(?:file|path|dir|folder|name|type|url|limit|length|size|count|mode|ttl|provider|header)$"
     r"|^(?!env_)(?:\w+_)?(?:bucket_secret|image_pull_secrets|env_from_secrets)$"
     r"|^env_from_secrets$|(?:^|_)release_(?:sign_password|registry_token)$"
@@ -121,24 +130,43 @@ def check_secrets(value: Any, name: str = "") -> None:
 
 def reason(text: str) -> str:
     """Return why a text may not be shown, to follow its name; '' if it may."""
-    for form in {text, unquote(text)}:
-        plain = unicodedata.normalize("NFKC", form)
-        starts = _ADDRESS_START.finditer(plain)
-        if _LOGIN.search(plain) or not all(_ADDRESS.match(plain, one.start()) for one in starts):
-            return "is an address with a login, or of no known form"
-        if _TOKEN.search(plain):
-            return "has a token or a key"
-        for pair in _PAIR.finditer(_FLAG.sub(r"--\1=", plain)):
-            if pair["query"] and not _HARMLESS_QUERY.fullmatch(f"{pair['name']}={pair['value']}"):
-                return "is an address with a signature, or with a query that may have a secret"
-            if why := reason_of_name((pair["name"],), pair["value"]):
-                return why
+    # A secret may be written with %, or in other letters than ASCII.
+    for form in dict.fromkeys((text, unquote(text))):
+        if why := _reason_of_plain(unicodedata.normalize("NFKC", form)):
+            return why
+    return ""
+
+
+def _reason_of_plain(text: str) -> str:
+    if _LOGIN.search(text) or not _has_known_addresses(text):
+        return "is an address with a login, or of no known form"
+    if _TOKEN.search(text):
+        return "has a token or a key"
+    return _reason_of_pairs(_FLAG.sub(r"--\1=", text))
+
+
+def _has_known_addresses(text: str) -> bool:
+    starts = _ADDRESS_START.finditer(text)
+    return all(_ADDRESS.match(text, start.start()) for start in starts)
+
+
+def _reason_of_pairs(text: str) -> str:
+    for pair in _PAIR.finditer(text):
+        name = pair["name"]
+        value = pair["value"]
+        if value is None:
+            continue
+        if pair["query"] and not _HARMLESS_QUERY.fullmatch(f"{name}={value}"):
+            return "is an address with a signature, or with a query that may have a secret"
+        if why := reason_of_name((name,), value):
+            return why
     return ""
 
 
 def reason_of_name(path: tuple[str, ...], value: str) -> str:
     """Return why a value may not be shown that has a name, the last of `path`; '' if it may."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|\W+", "_", "_".join(filter(None, path[-2:]))).lower()
+    name = "_".join(filter(None, path[-2:]))
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|\W+", "_", name).lower()
     if not _SECRET_NAME.search(words) or _HARMLESS_NAME.search(words):
         return ""
     return "" if _HARMLESS_VALUE.fullmatch(value) else "has a secret by its name"
@@ -147,19 +175,28 @@ def reason_of_name(path: tuple[str, ...], value: str) -> str:
 def _texts(value: Any, *path: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield all texts in a value with the names that lead to them; code is not read."""
     if isinstance(value, Mapping):
-        entries = dict(value)
-        if isinstance(value.get("name"), str):  # of Kubernetes' environment variables
-            entries = {**entries, value["name"]: value.get("value")}
-        for key, inner in entries.items():
-            yield (*path, "name"), str(key)
-            yield from _texts(inner, *path, str(key))
+        yield from _texts_of_mapping(value, path)
     elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _texts(inner, *path)
-        options = (pair for pair in itertools.pairwise(value) if str(pair[0]).startswith("-"))
-        yield from ((path, f"{option} {one}") for option, one in options)
+        for item in value:
+            yield from _texts(item, *path)
+        # A command's option and its argument are two texts, and a secret by the option's name.
+        for option, argument in itertools.pairwise(value):
+            if str(option).startswith("-"):
+                yield path, f"{option} {argument}"
     elif isinstance(value, str) and not value.startswith(PYTHON):
-        yield (
-            path,
-            _WORD.sub(lambda word: base64.b64decode(f"{word[1]}==").decode("latin-1"), value),
-        )
+        yield path, _WORD.sub(_unpacked, value)
+
+
+def _texts_of_mapping(
+    value: Mapping[Any, Any], path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    entries = dict(value)
+    if isinstance(value.get("name"), str):  # of Kubernetes' environment variables
+        entries = {**entries, value["name"]: value.get("value")}
+    for key, item in entries.items():
+        yield (*path, "name"), str(key)
+        yield from _texts(item, *path, str(key))
+
+
+def _unpacked(word: re.Match[str]) -> str:
+    return base64.b64decode(f"{word[1]}==").decode("latin-1")

@@ -55,7 +55,7 @@ class Settings(BaseModel):
 
     @classmethod
     def create(cls, **fields: Any) -> Self:
-        """Validate `fields`; raises InputError, one line about the first invalid field."""
+        """Validate `fields`; raise InputError, one line about the first invalid field."""
         try:
             return cls(**fields)
         except ValidationError as error:
@@ -74,7 +74,7 @@ class Settings(BaseModel):
 
     @classmethod
     def checked(cls, name: str, value: object) -> Any:
-        """Return the validated value of one field, as JSON; raises InputError."""
+        """Return the validated value of one field, as JSON; raise InputError."""
         field = cls.model_fields[name]
         annotated: Any = Annotated[field.annotation, field]
         adapter: TypeAdapter[Any] = TypeAdapter(annotated)
@@ -94,30 +94,44 @@ class Settings(BaseModel):
 
     @classmethod
     def _one_line(cls, problem: ErrorDetails) -> str:
-        path, value = [str(part) for part in problem["loc"]], problem["input"]
+        path = [str(part) for part in problem["loc"]]
         name = path[0] if path else ""
+        value = problem["input"]
         if problem["type"] == "extra_forbidden":
             return f"there is no setting {name!r}{hint(name, list(cls.model_fields))}"
-        field = cls.model_fields.get(name)
-        what = ((field and field.description) or "").rstrip(".")
         if problem["type"] == "missing":
-            return f"{name} is missing: {what}"
+            return f"{name} is missing: {cls._description(name)}"
+        # Of a list, an item is unknown, and not the setting.
         if problem["type"] == "literal_error" and len(path) == 1:
             known = typing.get_args(cls.model_fields[name].annotation)
-            names = ", ".join(str(one) or "''" for one in known)
+            names = ", ".join(str(option) or "''" for option in known)
             return f"{name}={value!r} is unknown: it is one of {names}{hint(str(value), known)}"
         message = problem["msg"].removeprefix("Value error, ")
         if not name:
             return message
-        reason = re.sub(r"^(Input|String|Value) ", "it ", message).partition(", unable to")[0]
-        if problem["type"] == "tuple_type":
-            shows_value = isinstance(value, str) and name not in cls.secret
-            reason = "it should be a list" + (f" such as {value.split()}" if shows_value else "")
-        if words := cls.patterns.get(str(problem.get("ctx", {}).get("pattern"))):
-            reason = f"it should be {words}"
-        hidden = name in cls.secret or "@" in str(value)  # perhaps a password in an address
-        shown = "" if hidden else f"={value!r}"
-        return f"{'.'.join(path)}{shown} cannot be used: {reason} ({what})"
+        reason = cls._reason(problem, name, message)
+        is_hidden = name in cls.secret or "@" in str(value)  # perhaps a password in an address
+        shown = "" if is_hidden else f"={value!r}"
+        return f"{'.'.join(path)}{shown} cannot be used: {reason} ({cls._description(name)})"
+
+    @classmethod
+    def _description(cls, name: str) -> str:
+        field = cls.model_fields.get(name)
+        text = field.description if field else ""
+        return (text or "").rstrip(".")
+
+    @classmethod
+    def _reason(cls, problem: ErrorDetails, name: str, message: str) -> str:
+        """Return why a value is invalid, in the words of a user instead of pydantic's."""
+        pattern = problem.get("ctx", {}).get("pattern")
+        if words := cls.patterns.get(str(pattern)):
+            return f"it should be {words}"
+        if problem["type"] != "tuple_type":
+            return re.sub(r"^(Input|String|Value) ", "it ", message).partition(", unable to")[0]
+        value = problem["input"]
+        if isinstance(value, str) and name not in cls.secret:
+            return f"it should be a list such as {value.split()}"
+        return "it should be a list"
 
 
 def check_reserved(subject: str, settings: Mapping[str, Any], reserved: Mapping[str, str]) -> None:
@@ -153,7 +167,11 @@ def split(
     for name in settings:
         if name not in known:
             raise InputError(f"{subject} has no setting {name!r}{hint(name, known)}")
-    return [{name: settings[name] for name in names if name in settings} for names in names_of]
+    return [_chosen(settings, names) for names in names_of]
+
+
+def _chosen(settings: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    return {name: settings[name] for name in names if name in settings}
 
 
 def hint(name: str, known: typing.Sequence[str]) -> str:
@@ -188,7 +206,8 @@ def _edits(one: str, other: str) -> int:
         rows.append([i])
         for j, b in enumerate(other, 1):
             edits = min(rows[i - 1][j] + 1, rows[i][j - 1] + 1, rows[i - 1][j - 1] + (a != b))
-            if i > 1 and j > 1 and a == other[j - 2] and b == one[i - 2]:
+            is_swapped = (a, b) == (other[j - 2], one[i - 2])
+            if min(i, j) > 1 and is_swapped:
                 edits = min(edits, rows[i - 2][j - 2] + 1)
             rows[i].append(edits)
     return rows[-1][-1]

@@ -19,11 +19,15 @@ def write_rows(file: TextIO, rows: Iterable[Iterable[object]]) -> None:
     # Every text is quoted: before Python 3.13, one with a lone carriage return is not otherwise.
     writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     for row in rows:
-        writer.writerow([_UNGUARDED.sub("'", one) if isinstance(one, str) else one for one in row])
+        writer.writerow(map(_guarded, row))
+
+
+def _guarded(value: object) -> object:
+    return _UNGUARDED.sub("'", value) if isinstance(value, str) else value
 
 
 class Reader:
-    """Rows of a table by column, without that `'`; raises ValueError for what is no table.
+    """Rows of a table by column, without that `'`; raise ValueError for what is no table.
 
     The file is opened with `newline=""`. Cells that a row lacks are empty.
     """

@@ -84,7 +84,7 @@ def secret(key: str) -> str:
 
 
 def needed_secret(key: str, setting: str) -> str:
-    """Return a key of the bucket's secret, which `setting` names; raises InputError if missing."""
+    """Return a key of the bucket's secret, which `setting` names; raise InputError if missing."""
     content = secret(key)
     if not content:
         raise InputError(
@@ -96,17 +96,19 @@ def needed_secret(key: str, setting: str) -> str:
 
 def last_error(log: str) -> str:
     """Return the error in a failed step's log: its `error:` line, else its exception, else ''."""
-    lines = [line.strip() for line in log.splitlines()]
+    lines = list(map(str.strip, log.splitlines()))
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     raised = [line for line in lines if EXCEPTION.match(line)]
+    # The step's own line is its last word; of exceptions, the first caused the others.
     return next(iter(errors[-1:] + raised[:1]), "")
 
 
 def write_job(artifact: Artifact, job: dict[str, Any]) -> None:
     """Write a finished job to an artifact, which more users may read, without its environment."""
-    result = {key: _without_values(value) for key, value in job.items() if key != "metadata"}
+    result = _without_values(job)
     if "metadata" in job:
-        result["metadata"] = {k: v for k, v in job["metadata"].items() if k != "managedFields"}
+        metadata = job["metadata"].items()
+        result["metadata"] = {name: value for name, value in metadata if name != "managedFields"}
     write_artifact(artifact, json.dumps(result, indent=2, sort_keys=True) + "\n")
 
 

@@ -18,7 +18,7 @@ def one_line(value: object, limit: int = 240) -> str:
 
 
 def from_json(text: str | bytes | bytearray) -> Any:
-    """Return the content of a JSON text; raises ValueError, also where it is nested too deep."""
+    """Return the content of a JSON text; raise ValueError, also where it is nested too deep."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -40,16 +40,11 @@ def yaml_of(text: str, several: bool = False) -> Any:
     """
     import yaml  # only where there is some
 
-    loader, depth = _loader(), 0
+    loader = _loader()
     try:
         if len(text) > LARGEST_YAML:
             raise ValueError(f"it has more than {LARGEST_YAML:,} characters")
-        for event in yaml.parse(text, loader):  # deep nesting would crash it
-            mark: Any = event.start_mark
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                raise yaml.MarkedYAMLError(problem="it is nested too deep", problem_mark=mark)
+        _check_depth(text, loader)
         value = list(yaml.load_all(text, loader)) if several else yaml.load(text, loader)  # noqa: S506
         _check_size(value)
     except yaml.MarkedYAMLError as error:
@@ -58,6 +53,19 @@ def yaml_of(text: str, several: bool = False) -> Any:
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise InputError(f"is not YAML: {one_line(error)}") from None
     return value
+
+
+def _check_depth(text: str, loader: Any) -> None:
+    """Raise MarkedYAMLError for a text whose nesting would crash its loader."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, loader):
+        mark: Any = event.start_mark
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise yaml.MarkedYAMLError(problem="it is nested too deep", problem_mark=mark)
 
 
 def _check_size(value: Any) -> None:
@@ -96,10 +104,12 @@ def _loader() -> Any:
     return Loader
 
 
+_MARKUP = {ord(character): f"&#{ord(character)};" for character in "&\\`*_[]|<>"}
+
+
 def cell(text: str) -> str:
     """Return `text` escaped for a cell of a Markdown table."""
-    marked = (f"&#{ord(c)};" if c in "&\\`*_[]|<>" else c for c in text)
-    return printable(" ".join("".join(marked).split()))
+    return printable(" ".join(text.translate(_MARKUP).split()))
 
 
 def code(text: str) -> str:
@@ -114,7 +124,7 @@ def unexpanded(text: str) -> str:
 
 def printable(text: str) -> str:
     """Return `text` with control and bidirectional characters escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def human(size: float) -> str:
@@ -153,7 +163,13 @@ def same_text(text: str) -> str:
 def look(text: str) -> str:
     """Return a form that is equal for texts which look alike; the case of one letter counts."""
     plain = unicodedata.normalize("NFKC", text.translate(_ALIKE))
-    kinds = ((c, unicodedata.category(c)) for c in plain)
-    seen = ("-" if kind == "Pd" else c for c, kind in kinds if kind != "Cf")
-    line = " ".join("".join(seen).split())
+    line = " ".join("".join(map(_drawn, plain)).split())
     return line if len(line) == 1 else line.lower()
+
+
+def _drawn(character: str) -> str:
+    """Return a character as it looks: any dash is '-', and some are not seen."""
+    kind = unicodedata.category(character)
+    if kind == "Cf":
+        return ""
+    return "-" if kind == "Pd" else character

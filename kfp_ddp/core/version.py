@@ -30,8 +30,12 @@ class ManifestRow(NamedTuple):
 
 def pinned(data: Path) -> Path:
     """Return the version that `current` leads to now, as a sync may change it; else the folder."""
-    target = os.readlink(data) if data.is_symlink() else ""
-    return data.parent / target if target.startswith("versions/") else data
+    if not data.is_symlink():
+        return data
+    target = os.readlink(data)
+    if not target.startswith("versions/"):
+        return data
+    return data.parent / target
 
 
 def read_header(file: BinaryIO) -> dict[str, Any]:
@@ -46,7 +50,8 @@ def read_rows(file: BinaryIO) -> Iterator[ManifestRow]:
     for number, line in enumerate(iter(lambda: file.readline(_LINE), b""), 2):
         try:
             name, size, token, crc, mtime, *rest = json.loads(line)
-            row = ManifestRow(name, size, token, int(crc, 16), mtime, *(rest or (name,)))
+            origin = rest or (name,)  # in a packed version with archive and offset
+            row = ManifestRow(name, size, token, int(crc, 16), mtime, *origin)
         except (ValueError, TypeError, RecursionError):
             row = None
         if row is None or not _possible(row):
@@ -56,6 +61,9 @@ def read_rows(file: BinaryIO) -> Iterator[ManifestRow]:
 
 def _possible(row: ManifestRow) -> bool:
     """Return whether these are valid columns of a file."""
-    if [type(column) for column in row] != _KINDS or not 0 <= row.crc < 1 << 32:
+    kinds = [type(column) for column in row]
+    if kinds != _KINDS or not 0 <= row.crc < 1 << 32:
         return False
-    return min(row.size, row.offset) >= 0 and max(row.size, row.offset, abs(row.mtime_ns)) < 1 << 63
+    smallest = min(row.size, row.offset)
+    largest = max(row.size, row.offset, abs(row.mtime_ns))
+    return smallest >= 0 and largest < 1 << 63

@@ -13,7 +13,7 @@ from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import Settings, split
 from kfp_ddp.core.step import KEY_NAME, KEY_NAME_MEANING
 from kfp_ddp.models.release import ChampionKey
-from kfp_ddp.storage.kinds import check_address
+from kfp_ddp.storage.address import check_address
 
 OUTPUT, REQUEST = "--output-dir", "--request"
 CSV, PARQUET = ".csv", ".parquet"

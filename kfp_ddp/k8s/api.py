@@ -25,7 +25,8 @@ LAUNCHER_DIR = "/run/kfp-ddp"
 """Where the steps that launch or delete mount that Secret, if it exists."""
 STEPS = "kfp-ddp-steps"
 """Account of a run whose other steps have no right to launch or delete."""
-CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
+CONNECT_SECONDS = 5.0
+READ_SECONDS = 20.0
 # A starting API server returns these until it has loaded its RBAC rules and custom resources.
 UNSURE = (401, 403, 404)
 UNSURE_SECONDS = 10.0
@@ -47,7 +48,9 @@ class ApiError(KfpDdpError):
 
     def __init__(self, status: int, reason: str, message: str, text: str = "") -> None:
         super().__init__(text or (f"{status} {reason}: {message}" if status else message))
-        self.status, self.reason, self.message = status, reason, message
+        self.status = status
+        self.reason = reason
+        self.message = message
 
     @property
     def transient(self) -> bool:
@@ -124,7 +127,8 @@ class Api:
     """A client of the API server for one namespace."""
 
     def __init__(self, client: Any, namespace: str) -> None:
-        self.client, self.namespace = client, namespace
+        self.client = client
+        self.namespace = namespace
         self._server_time: tuple[float, float] | None = None
         """The server's clock, and the monotonic clock at that moment."""
 
@@ -184,7 +188,7 @@ class Api:
         retry: bool = False,
         retry_seconds: float = RETRY_SECONDS,
     ) -> Object:
-        """Send one request and return the response; raises ApiError for any but 2xx, or none.
+        """Send one request and return the response; raise ApiError for any but 2xx, or none.
 
         `method` may be APPLY for server-side apply. With `raw` the result is {"value": text}. With
         `retry` a request that is safe to repeat is repeated while the server is unavailable.
@@ -264,7 +268,8 @@ class Api:
 
     def pages(self, resource: Resource, query: dict[str, str] | None = None) -> Iterator[Object]:
         """Yield a list in pages of one version, which has expired after status 410: list again."""
-        path, token = resource.path(self.namespace), ""
+        path = resource.path(self.namespace)
+        token = ""
         while True:
             part = {"limit": str(PAGE), **({"continue": token} if token else {})}
             page = self.call("GET", path, query={**(query or {}), **part})
@@ -326,20 +331,29 @@ class Api:
             return None if error.status in UNSURE else False
         return True
 
+    def _has_started(self, began: float) -> bool:
+        """Return whether the server is ready; where it does not say, some seconds after `began`."""
+        ready = self.ready()
+        return time.monotonic() - began > UNSURE_SECONDS if ready is None else ready
+
     def retry(
         self, request: Callable[[], T], seconds: float = RETRY_SECONDS, also: tuple[int, ...] = ()
     ) -> T:
         """Return the result of `request`, repeated while the server is unavailable."""
-        began, pause, warned, refused = time.monotonic(), 0.1, False, False
+        began = time.monotonic()
+        pause = 0.1
+        warned = False
+        refused = False
         while True:
             try:
                 return request()
             except ApiError as error:
                 again = error.transient or error.status in also
-                if error.status in UNSURE and not again and not refused:
+                unsure = error.status in UNSURE and not again
+                if unsure and not refused:
                     # A started server repeats a real refusal.
-                    ready, again = self.ready(), True
-                    refused = time.monotonic() - began > UNSURE_SECONDS if ready is None else ready
+                    refused = self._has_started(began)
+                    again = True
                 if not again or time.monotonic() + pause > began + seconds:
                     raise
                 if pause == LONG_PAUSE and not warned:
@@ -362,7 +376,8 @@ def split_lines(chunks: Iterable[bytes], longest: int = 0) -> Iterator[bytes]:
 
 def _pieces(line: bytes, longest: int) -> list[bytes]:
     step = longest or len(line) or 1
-    return [line[at : at + step] for at in range(0, len(line) or 1, step)]
+    starts = range(0, len(line) or 1, step)
+    return [line[start : start + step] for start in starts]
 
 
 def own_pod(api: Api) -> Object | None:
@@ -379,10 +394,12 @@ def own_pod(api: Api) -> Object | None:
 
 
 def schedulable_nodes(api: Api) -> list[Object]:
-    """Return the nodes that accept pods; raises ApiError without the right to list them."""
+    """Return the nodes that accept pods; raise ApiError without the right to list them."""
     # An expired list is read again.
     pages = api.retry(lambda: list(api.pages(NODES)), also=(410,))
-    nodes = (node for page in pages for node in page["items"] or ())
+    nodes: list[Object] = []
+    for page in pages:
+        nodes += page["items"] or ()
     return [node for node in nodes if not node["spec"].get("unschedulable")]
 
 

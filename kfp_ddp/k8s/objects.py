@@ -14,6 +14,21 @@ def part(item: Object, *names: str) -> Object:
     return item
 
 
+def text_of(item: Object, name: str) -> str:
+    """Return a field as text; '' if it is missing or null."""
+    return str(item.get(name) or "")
+
+
+def number_of(item: Object, name: str) -> int:
+    """Return a field as a number; 0 if it is missing or null."""
+    return int(item.get(name) or 0)
+
+
+def list_of(item: Object, name: str) -> list[Object]:
+    """Return a list of objects; [] if it is missing or null."""
+    return item.get(name) or []
+
+
 def label(item: Object, name: str) -> str:
     """Return a label; '' for none."""
     return str(part(item, "metadata", "labels").get(name, ""))
@@ -26,7 +41,7 @@ def annotation(item: Object, name: str) -> str:
 
 def phase(item: Object) -> str:
     """Return the phase; '' for none yet."""
-    return str(part(item, "status").get("phase") or "")
+    return text_of(part(item, "status"), "phase")
 
 
 def has_ended(pod: Object) -> bool:
@@ -36,24 +51,30 @@ def has_ended(pod: Object) -> bool:
 
 def conditions(item: Object) -> list[Object]:
     """Return the conditions."""
-    return part(item, "status").get("conditions") or []
+    return list_of(part(item, "status"), "conditions")
 
 
 def condition(item: Object, kind: str, status: str = "True") -> Object | None:
     """Return the condition of a type, if it has this status."""
-    matches = (c for c in conditions(item) if c["type"] == kind and c["status"] == status)
-    return next(matches, None)
+    for entry in conditions(item):
+        if entry["type"] == kind and entry["status"] == status:
+            return entry
+    return None
 
 
 def container_statuses(pod: Object) -> list[Object]:
     """Return the statuses of a pod's containers."""
-    return part(pod, "status").get("containerStatuses") or []
+    return list_of(part(pod, "status"), "containerStatuses")
+
+
+def init_container_statuses(pod: Object) -> list[Object]:
+    """Return the statuses of a pod's init containers."""
+    return list_of(part(pod, "status"), "initContainerStatuses")
 
 
 def all_container_statuses(pod: Object) -> list[Object]:
     """Return the statuses of a pod's init containers, then of its containers."""
-    first = part(pod, "status").get("initContainerStatuses") or []
-    return [*first, *container_statuses(pod)]
+    return [*init_container_statuses(pod), *container_statuses(pod)]
 
 
 def select(item: Object, names: Iterable[str]) -> Object:
@@ -83,7 +104,8 @@ def allocatable(nodes: Sequence[Object]) -> dict[str, list[int]]:
     """Return the counts of each resource on the nodes that have any, the most first."""
     counts: dict[str, list[int]] = {}
     for node in nodes:
-        for name, count in (node["status"].get("allocatable") or {}).items():
+        for name, count in part(node, "status", "allocatable").items():
+            # Memory has a unit: it is no count.
             if str(count).isdecimal() and int(count):
                 counts.setdefault(name, []).append(int(count))
     return {name: sorted(counts[name], reverse=True) for name in counts}

@@ -18,7 +18,11 @@ from kfp_ddp.k8s.objects import (
     condition,
     conditions,
     container_statuses,
+    init_container_statuses,
+    number_of,
+    part,
     phase,
+    text_of,
 )
 
 # Seconds after which a reason to wait ends the job. Any other reason, such as a missing node, PVC
@@ -60,7 +64,9 @@ FORBIDDEN = re.compile(r"forbidden|denied the request|is invalid", re.IGNORECASE
 LOST_NODE = ("Evicted", "NodeLost", "Shutdown", "NodeShutdown", "Terminated", "Preempting")
 # The pod's own limit, or what its node lacks by its configuration, as in "pod requires AppArmor".
 UNFIT = re.compile("DeadlineExceeded|requires|forbidden|not supported|cannot enforce", re.I)
-DISRUPTED, REFUSED, OUT_OF_MEMORY = "disrupted", "refused", "out of memory"
+DISRUPTED = "disrupted"
+REFUSED = "refused"
+OUT_OF_MEMORY = "out of memory"
 
 
 class Reason(NamedTuple):
@@ -81,8 +87,8 @@ def waiting_reason(pod: Object) -> Reason | None:
         return Reason("unschedulable", unschedulable(str(unplaced.get("message", ""))))
     if reason := container_reason(pod):
         return reason
-    for container in (pod.get("status") or {}).get("initContainerStatuses") or []:
-        if "running" in (container.get("state") or {}):
+    for container in init_container_statuses(pod):
+        if "running" in part(container, "state"):
             return Reason("", f"init container {container['name']} runs")
     return STARTING if container_statuses(pod) else Reason("", "waiting for a node")
 
@@ -104,41 +110,64 @@ def unschedulable(message: str) -> str:
 
 def container_reason(pod: Object) -> Reason | None:
     """Return why a container of a pod cannot start, by its status; None if nothing prevents it."""
-    for container in all_container_statuses(pod):
-        waiting = (container.get("state") or {}).get("waiting") or {}
-        if (why := waiting.get("reason") or "") in STARTS:
-            continue
-        image = str(container.get("image"))
-        cause = WRAPPED.sub("", str(waiting.get("message") or ""))
-        message = one_line(cause)
-        detail, hint = f"({why}: {message})" if message else f"({why})", ""
-        pull = f"cannot pull {image} {detail}"
-        if why == "InvalidImageName":
-            return Reason("invalid image name", f"{pull}; correct it")
-        if why == "ErrImageNeverPull":
-            return Reason("image not on the node", f"{pull}; let image_pull_policy pull it")
-        if "Pull" in why or "Registry" in why:
-            # Names and addresses may have any words.
-            text = re.sub(r'"[^"]*"', "", cause.replace(image, ""))
-            rows = (row[1:] for row in PULLS if re.search(row[0], text, re.IGNORECASE))
-            kind, remedy = next(rows, NO_CAUSE)
-            return Reason(kind, f"{pull}; {remedy}")
-        kind = "configuration" if why == "CreateContainerConfigError" else "container"
-        if ended := (container.get("lastState") or {}).get("terminated"):
-            kind = "crashes" if int(container.get("restartCount") or 0) >= CRASHES else kind
-            last = one_line(ended.get("message") or ended.get("reason") or "")
-            hint = f"; it ended with exit code {ended.get('exitCode')}: {last}".rstrip(": ")
-        if "runAsNonRoot" in message:
-            hint = "; set run_as_user, or non_root=false"
-        return Reason(kind, f"cannot start {detail}{hint}")
-    return None
+    reasons = map(_reason_of_container, all_container_statuses(pod))
+    return next(filter(None, reasons), None)
+
+
+def _reason_of_container(container: Object) -> Reason | None:
+    waiting = part(container, "state", "waiting")
+    why = text_of(waiting, "reason")
+    if why in STARTS:
+        return None
+    cause = WRAPPED.sub("", text_of(waiting, "message"))
+    message = one_line(cause)
+    detail = f"({why}: {message})" if message else f"({why})"
+    image = str(container.get("image"))
+    pull = f"cannot pull {image} {detail}"
+    if why == "InvalidImageName":
+        return Reason("invalid image name", f"{pull}; correct it")
+    if why == "ErrImageNeverPull":
+        return Reason("image not on the node", f"{pull}; let image_pull_policy pull it")
+    if "Pull" in why or "Registry" in why:
+        kind, remedy = _pull_remedy(cause.replace(image, ""))
+        return Reason(kind, f"{pull}; {remedy}")
+    kind, hint = _start_failure(container, why)
+    if "runAsNonRoot" in message:
+        hint = "; set run_as_user, or non_root=false"
+    return Reason(kind, f"cannot start {detail}{hint}")
+
+
+def _pull_remedy(cause: str) -> tuple[str, str]:
+    """Return the kind of wait after a failed pull, and its remedy."""
+    # Names and addresses may have any words.
+    text = re.sub(r'"[^"]*"', "", cause)
+    for words, kind, remedy in PULLS:
+        if re.search(words, text, re.IGNORECASE):
+            return kind, remedy
+    return NO_CAUSE
+
+
+def _start_failure(container: Object, why: str) -> tuple[str, str]:
+    """Return the kind of wait of a container that does not start, and how it ended before."""
+    kind = "configuration" if why == "CreateContainerConfigError" else "container"
+    ended = part(container, "lastState", "terminated")
+    if not ended:
+        return kind, ""
+    if number_of(container, "restartCount") >= CRASHES:
+        kind = "crashes"
+    last = one_line(text_of(ended, "message") or text_of(ended, "reason"))
+    return kind, f"; it ended with exit code {ended.get('exitCode')}: {last}".rstrip(": ")
 
 
 def creation_reason(events: Iterable[Object]) -> Reason | None:
     """Return why pods are not created, by the newest event about it."""
-    failed = [one for one in events if str(one.get("reason")).startswith(NOT_CREATED)]
-    times = [str(item.get("lastTimestamp") or item.get("eventTime") or "") for item in failed]
-    return refusal(str(failed[times.index(max(times))].get("message", ""))) if failed else None
+    failures = [event for event in events if text_of(event, "reason").startswith(NOT_CREATED)]
+    newest = max(failures, key=_time_of, default=None)
+    return refusal(str(newest.get("message", ""))) if newest else None
+
+
+def _time_of(event: Object) -> str:
+    return text_of(event, "lastTimestamp") or text_of(event, "eventTime")
 
 
 def refusal(text: str) -> Reason:
@@ -166,8 +195,10 @@ def track(
     """Return the waits by pod since first seen; a failed pull and its back-off are one wait."""
     waits = {who: Wait(who, reason, clock) for who, reason in reasons.items()}
     for who in waits.keys() & before.keys():
-        earlier, reason = before[who], reasons[who]
+        earlier = before[who]
+        reason = reasons[who]
         if earlier.reason.kind.removesuffix(" refused") == reason.kind.removesuffix(" refused"):
+            # A back-off does not repeat the cause of the failed pull before it.
             no_cause = reason.text.endswith(NO_CAUSE[1])
             waits[who] = earlier if no_cause else replace(earlier, reason=reason)
     return waits
@@ -175,8 +206,12 @@ def track(
 
 def expired(waits: Iterable[Wait], clock: float, pending: float) -> Wait | None:
     """Return the oldest wait past its limit, `pending` seconds for some if set; else None."""
-    limits = FINAL_AFTER | (dict.fromkeys(TRANSIENT, pending) if pending else {})
-    return oldest(w for w in waits if clock - w.since >= limits.get(w.reason.kind, math.inf))
+    limits = dict(FINAL_AFTER)
+    if pending:
+        limits |= dict.fromkeys(TRANSIENT, pending)
+    return oldest(
+        wait for wait in waits if clock - wait.since >= limits.get(wait.reason.kind, math.inf)
+    )
 
 
 def oldest(waits: Iterable[Wait]) -> Wait | None:
@@ -189,8 +224,8 @@ def failure_reason(pod: Object) -> Reason | None:
     if disruption := condition(pod, "DisruptionTarget"):
         text = disruption.get("message") or disruption.get("reason") or "the pod was disrupted"
         return Reason(DISRUPTED, one_line(text))
-    status = pod.get("status") or {}
-    why = str(status.get("reason") or "")
+    status = part(pod, "status")
+    why = text_of(status, "reason")
     text = one_line(f"{why}: {status.get('message', '')}".rstrip(": "))
     if why in LOST_NODE:
         return Reason(DISRUPTED, text)
@@ -198,22 +233,34 @@ def failure_reason(pod: Object) -> Reason | None:
     if any(ended.get("reason") == "OOMKilled" for ended in endings):
         return Reason(OUT_OF_MEMORY, "out of memory (OOMKilled)")
     if phase(pod) == "Failed" and why:
-        kind = REFUSED if UNFIT.search(text) else DISRUPTED
-        return Reason(kind if why == "DeadlineExceeded" or is_rejected(pod) else "failed", text)
-    reasons = [str(ended.get("reason") or "") for ended in endings if ended.get("exitCode")]
-    known = [reason for reason in reasons if reason not in ("", "Error")]
-    return Reason("failed", known[0]) if known else None
+        return Reason(_kind_of_failure(pod, why, text), text)
+    return _reason_of_exit(endings)
+
+
+def _kind_of_failure(pod: Object, why: str, text: str) -> str:
+    # A pod that ran failed by itself, unless its time was over.
+    if why != "DeadlineExceeded" and not is_rejected(pod):
+        return "failed"
+    return REFUSED if UNFIT.search(text) else DISRUPTED
+
+
+def _reason_of_exit(endings: Iterable[Object]) -> Reason | None:
+    """Return the reason of the first container that failed and has one other than Error."""
+    reasons = (text_of(ended, "reason") for ended in endings if ended.get("exitCode"))
+    known = (reason for reason in reasons if reason not in ("", "Error"))
+    first = next(known, "")
+    return Reason("failed", first) if first else None
 
 
 def is_rejected(pod: Object) -> bool:
     """Return whether a node did not accept the pod: it failed, and none of its containers ran."""
-    states = [status.get("state") or {} for status in all_container_statuses(pod)]
+    states = [part(status, "state") for status in all_container_statuses(pod)]
     return phase(pod) == "Failed" and not any("terminated" in state for state in states)
 
 
 def terminations(pod: Object) -> list[Object]:
     """Return how the containers of a pod ended, of those that have."""
-    states = [status.get("state") or {} for status in container_statuses(pod)]
+    states = [part(status, "state") for status in container_statuses(pod)]
     return [state["terminated"] for state in states if "terminated" in state]
 
 
@@ -221,8 +268,10 @@ def has_started(pod: Object, container: str) -> bool:
     """Return whether a container has a log."""
     for status in container_statuses(pod):
         if status["name"] == container:
-            now = status.get("state") or {}
-            return "running" in now or "terminated" in now or bool(status.get("restartCount"))
+            state = part(status, "state")
+            return (
+                "running" in state or "terminated" in state or number_of(status, "restartCount") > 0
+            )
     return False
 
 
@@ -245,7 +294,7 @@ def seconds_to_stop(pod: Object) -> float:
     """Return how long a pod that is being deleted may still run; 0 for any other."""
     if "deletionTimestamp" not in pod["metadata"] or writes_no_more(pod):
         return 0
-    return float(pod.get("spec", {}).get("terminationGracePeriodSeconds") or 0)
+    return number_of(part(pod, "spec"), "terminationGracePeriodSeconds")
 
 
 def ended_at(pod: Object) -> str:
@@ -267,12 +316,11 @@ def has_crashed(pod: Object) -> bool:
 
 def was_restarted(pod: Object) -> bool:
     """Return whether a container of the pod was restarted."""
-    states = (status.get("lastState") or {} for status in container_statuses(pod))
-    return any(state.get("terminated") for state in states)
+    return any(part(status, "lastState", "terminated") for status in container_statuses(pod))
 
 
 def _exit_codes(pod: Object) -> list[int]:
-    return [int(ended.get("exitCode") or 0) for ended in terminations(pod)]
+    return [number_of(ended, "exitCode") for ended in terminations(pod)]
 
 
 def step_pods() -> list[Object]:
@@ -294,11 +342,12 @@ def record_images(workers: Iterable[Object] = (), containers_of: Collection[str]
 
 def used_images(pods: Iterable[Object], of: Collection[str]) -> list[dict[str, str]]:
     """Return name and digest (as a tag may move) of each image that these containers ran."""
+    # A mapping without values: each image once, in their order.
     images: dict[tuple[str, str], None] = {}
     for pod in pods:
         names = {item["name"]: item["image"] for item in pod["spec"]["containers"]}
         for status in container_statuses(pod):
-            digest = str(status.get("imageID") or "").rpartition("@")[2]
+            digest = text_of(status, "imageID").rpartition("@")[2]
             if digest and status["name"] in of:
                 images[names[status["name"]], digest] = None
     return [{"image": image, "digest": digest} for image, digest in images]

@@ -31,8 +31,11 @@ class WatchCache(threading.Thread):
         reduce: Callable[[Object], Object] = lambda item: item,
     ) -> None:
         super().__init__(daemon=True, name=f"watch {resource.plural}")
-        self.api, self.resource = api.another(), resource
-        self.query, self.changed, self.reduce = query, changed, reduce
+        self.api = api.another()
+        self.resource = resource
+        self.query = query
+        self.changed = changed
+        self.reduce = reduce
         self.objects: dict[str, Object] = {}
         self.removed: dict[str, Object] = {}
         self.synced = threading.Event()
@@ -45,12 +48,14 @@ class WatchCache(threading.Thread):
 
     def run(self) -> None:
         """List, then watch until stopped."""
-        version, refused = "", 0
+        version = ""
+        refused = 0
         with contextlib.closing(self.api):
             while not self._over.is_set():
                 try:
                     version = version or self._list()
-                    version, refused = self._watch(version), 0
+                    version = self._watch(version)
+                    refused = 0
                 except ApiError as error:
                     version = "" if error.status == 410 else version
                     # A starting server does not know the rights yet, so retry for a while.
@@ -86,29 +91,40 @@ class WatchCache(threading.Thread):
             for line in self.api.lines(path, query, WATCH_SECONDS + 15):
                 if self._over.is_set() or not line.endswith(b"\n"):
                     break
-                try:
-                    event = json.loads(line)
-                    item = event["object"]
-                except (ValueError, KeyError, TypeError):  # of a proxy
-                    raise ApiError(0, "", "a line is not an event") from None
-                if event["type"] == "ERROR":
-                    status = int(item.get("code", 500))
-                    raise ApiError(status, item.get("reason", ""), item.get("message", ""))
+                kind, item = _event_of(line)
                 version = item["metadata"]["resourceVersion"]
-                if event["type"] == "BOOKMARK":
-                    continue
-                objects, uid = dict(self.objects), item["metadata"]["uid"]
-                if event["type"] == "DELETED":
-                    self.removed[uid] = self.reduce(item)
-                    while len(self.removed) > REMOVED:
-                        self.removed.pop(next(iter(self.removed)))
-                    objects.pop(uid, None)
-                else:
-                    objects[uid] = self.reduce(item)
-                self.objects = objects
-                self.changed.set()
+                if kind != "BOOKMARK":
+                    self._apply(kind, item)
         except ApiError as error:
             if error.status != 0:
                 raise
             time.sleep(0.2)  # the connection was cut: resume from the last event
         return version
+
+    def _apply(self, kind: str, item: Object) -> None:
+        # Other threads read `objects`, so a copy is changed.
+        objects = dict(self.objects)
+        uid = item["metadata"]["uid"]
+        if kind == "DELETED":
+            self.removed[uid] = self.reduce(item)
+            while len(self.removed) > REMOVED:
+                self.removed.pop(next(iter(self.removed)))
+            objects.pop(uid, None)
+        else:
+            objects[uid] = self.reduce(item)
+        self.objects = objects
+        self.changed.set()
+
+
+def _event_of(line: bytes) -> tuple[str, Object]:
+    """Return the type of an event and its object; raise ApiError for an error of the server."""
+    try:
+        event = json.loads(line)
+        kind = event["type"]
+        item = event["object"]
+    except (ValueError, KeyError, TypeError):  # of a proxy
+        raise ApiError(0, "", "a line is not an event") from None
+    if kind == "ERROR":
+        status = int(item.get("code", 500))
+        raise ApiError(status, item.get("reason", ""), item.get("message", ""))
+    return kind, item

@@ -21,8 +21,9 @@ from kfp_ddp.pictures.shards import Where, content
 from kfp_ddp.pictures.sides import ARCHIVES, TEST, TRAIN, VAL, is_image, tables_in
 from kfp_ddp.pictures.splits import read_tables
 from kfp_ddp.plan.choice import SMALLEST, Photographs, statistics_of
+from kfp_ddp.storage.address import check_address
 from kfp_ddp.storage.folder_source import LOST_AND_FOUND
-from kfp_ddp.storage.kinds import check_address, open_source
+from kfp_ddp.storage.kinds import open_source
 from kfp_ddp.storage.listing import Filter, Listing
 
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}

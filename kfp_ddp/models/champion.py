@@ -25,8 +25,9 @@ from kfp_ddp.models.bundle import (
 from kfp_ddp.models.evaluation import FILE, LARGEST, LARGEST_PREDICTIONS, Evaluation, Prediction
 from kfp_ddp.models.signature import Signer
 from kfp_ddp.models.signature import check as check_signature
+from kfp_ddp.storage.address import check_address
 from kfp_ddp.storage.folder import Folder
-from kfp_ddp.storage.kinds import check_address, open_store
+from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store, sha256_of
 
 CHAMPION = "CHAMPION"

@@ -28,7 +28,7 @@ from kfp_ddp.plan.form import (
 )
 from kfp_ddp.plan.sweep import Sweep, examples_of
 from kfp_ddp.runs.notify import Notification
-from kfp_ddp.storage.kinds import check_address
+from kfp_ddp.storage.address import check_address
 from kfp_ddp.training.spec.batches import check_divides, check_single
 from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.spec.recipes import configured

@@ -22,9 +22,12 @@ def contains(name: str) -> bool:
 
 
 def complete(where: Store, folder: str) -> list[str]:
-    """Return the names of a folder's complete checkpoints, newest first; raises KfpDdpError."""
-    names = (name for name, _ in where.list(f"{folder}/"))
-    paths = [name.removesuffix(f"/{MANIFEST}") for name in names if name.endswith(f"/{MANIFEST}")]
+    """Return the names of a folder's complete checkpoints, newest first; raise KfpDdpError."""
+    end = f"/{MANIFEST}"
+    paths = []
+    for name, _ in where.list(f"{folder}/"):
+        if name.endswith(end):
+            paths.append(name.removesuffix(end))
     return sorted(filter(_NAME.fullmatch, paths), key=step_of, reverse=True)
 
 
@@ -34,9 +37,9 @@ def upload(where: Store, name: str, checkpoint: Path) -> bool:
     if where.read(manifest, _LARGEST_MANIFEST) == (checkpoint / MANIFEST).read_bytes():
         return False
     where.delete(manifest)
-    for file in sorted(checkpoint.iterdir()):
-        if file.name != MANIFEST:
-            where.put(file, f"{name}/{file.name}")
+    others = set(checkpoint.iterdir()) - {checkpoint / MANIFEST}
+    for file in sorted(others):
+        where.put(file, f"{name}/{file.name}")
     where.put(checkpoint / MANIFEST, manifest)
     return True
 
@@ -44,7 +47,10 @@ def upload(where: Store, name: str, checkpoint: Path) -> bool:
 def best_of(checkpoint: Path) -> str:
     """Return the best checkpoint's name by a newer manifest, '' for none; OSError, ValueError."""
     best = read_manifest(checkpoint).fields.get("best")
-    return step_dir(Path(checkpoint.parent.name), int(best["step"])).as_posix() if best else ""
+    if not best:
+        return ""
+    folder = Path(checkpoint.parent.name)
+    return step_dir(folder, int(best["step"])).as_posix()
 
 
 def prune(where: Store, folder: str, keep: int, keep_also: str = "") -> None:
@@ -56,6 +62,7 @@ def prune(where: Store, folder: str, keep: int, keep_also: str = "") -> None:
     finished = [path for path, names in parts.items() if f"{path}/{MANIFEST}" in names]
     retained = sorted(finished, key=step_of, reverse=True)[:keep]
     for path in parts.keys() - {*retained, keep_also}:
+        # Without its manifest a checkpoint is incomplete, so that comes first.
         for name in sorted(parts[path], key=lambda name: not name.endswith(f"/{MANIFEST}")):
             where.delete(name)
 
@@ -75,22 +82,38 @@ def fetch(where: Store, name: str, run_dir: Path) -> bool:
     aside = run_dir / ".incoming" / name
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    files = (file.removeprefix(f"{name}/") for file, _ in where.list(f"{name}/"))
-    others = (f for f in files if f != MANIFEST and "/" not in f and not reason_unsafe(f))
-    for file in (MANIFEST, *others):
+    for file in [MANIFEST, *_other_files(where, name)]:
         with (aside / file).open("w+b") as into:
             if not where.fetch(f"{name}/{file}", into, _LARGEST):
                 return False
+    if not _is_valid(aside):
+        return False
+    # Only now a complete checkpoint replaces what is there.
+    (run_dir / name).parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(run_dir / name, ignore_errors=True)
+    aside.rename(run_dir / name)
+    return True
+
+
+def _other_files(where: Store, name: str) -> list[str]:
+    """Return the names of a checkpoint's files without its manifest, and without unsafe ones."""
+    files = []
+    for path, _ in where.list(f"{name}/"):
+        file = path.removeprefix(f"{name}/")
+        if file == MANIFEST or "/" in file:
+            continue
+        if not reason_unsafe(file):
+            files.append(file)
+    return files
+
+
+def _is_valid(checkpoint: Path) -> bool:
+    """Return whether all files that the manifest names are there and have its digests."""
     try:
-        digests = read_manifest(aside).fields["files"]
-        valid = all(sha256(aside / file) == about["sha256"] for file, about in digests.items())
+        files = read_manifest(checkpoint).fields["files"]
+        return all(sha256(checkpoint / name) == about["sha256"] for name, about in files.items())
     except (OSError, ValueError):
         return False
-    if valid:
-        (run_dir / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(run_dir / name, ignore_errors=True)
-        aside.rename(run_dir / name)
-    return valid
 
 
 def fetch_newest(where: Store, folder: str, run_dir: Path) -> str:
@@ -99,9 +122,9 @@ def fetch_newest(where: Store, folder: str, run_dir: Path) -> str:
     The manifests of newer, invalid checkpoints are deleted, so that they can be written again.
     """
     names = complete(where, folder)
-    for at, name in enumerate(names):
+    for index, name in enumerate(names):
         if fetch(where, name, run_dir):
-            for damaged in names[:at]:
+            for damaged in names[:index]:
                 where.delete(f"{damaged}/{MANIFEST}")
                 print(f"warning: {where.uri}/{damaged} is damaged and is ignored")
             return name

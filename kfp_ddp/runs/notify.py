@@ -31,6 +31,7 @@ PAUSES = (1.0, 3.0)
 R = TypeVar("R")
 Step = Callable[[dict[str, Any]], R]
 _ADDRESSES = r"^$|^[^@\s,<>]+@[^@\s,<>]+(,[^@\s,<>]+@[^@\s,<>]+)*$"
+_MAIL_PORTS = {"smtp": 587, "smtps": 465}
 CHANNELS = ("notify_webhook", "notify_slack", "notify_smtp")
 
 
@@ -70,7 +71,7 @@ class Notification(Settings):
 
     @classmethod
     def among(cls, job: Mapping[str, Any]) -> Self:
-        """Return the notification settings among those of a job; raises InputError."""
+        """Return the notification settings among those of a job; raise InputError."""
         return cls.create(**{name: job[name] for name in cls.model_fields if name in job})
 
     @property
@@ -124,7 +125,8 @@ class Outcome:
         name = self.model or "run"
         match self.state:
             case "failed":
-                return f"{name} failed{f' in {self.step}' if self.step else ''}"
+                where = f" in {self.step}" if self.step else ""
+                return f"{name} failed{where}"
             case "cancelled":
                 return f"{name} was cancelled"
             case "unchanged":
@@ -184,27 +186,24 @@ def _send(name: str, address: str, notification: Notification, outcome: Outcome)
             break
         except OSError as error:
             code = error.code if isinstance(error, urllib.error.HTTPError) else 500
-            if (code < 500 and code != 429) or pause is None:
+            may_pass = code >= 500 or code == 429
+            if pause is None or not may_pass:
                 raise
         time.sleep(pause)
 
 
 def _mail(address: str, notification: Notification, outcome: Outcome) -> None:
     server = urlsplit(address)
-    if server.scheme not in ("smtp", "smtps") or not server.hostname:
+    if server.scheme not in _MAIL_PORTS or not server.hostname:
         raise InputError("it is not a mail server such as smtp://user:password@host:587")
-    mail = EmailMessage()
-    mail["Subject"] = f"[kfp-ddp] {outcome.title()}"[:200]
-    mail["To"] = notification.notify_email.replace(",", ", ")
-    mail["From"] = notification.notify_from or notification.notify_email.partition(",")[0]
-    mail.set_content("\n".join([outcome.title(), "", *outcome.lines()]) + "\n")
-    context, encrypted = ssl.create_default_context(), server.scheme == "smtps"
-    port = server.port or (465 if encrypted else 587)
-    with (
-        smtplib.SMTP_SSL(server.hostname, port, timeout=SECONDS, context=context)
-        if encrypted
-        else smtplib.SMTP(server.hostname, port, timeout=SECONDS)
-    ) as session:
+    mail = _message(notification, outcome)
+    context = ssl.create_default_context()
+    encrypted = server.scheme == "smtps"
+    port = server.port or _MAIL_PORTS[server.scheme]
+    connect: Callable[..., smtplib.SMTP] = smtplib.SMTP
+    if encrypted:
+        connect = functools.partial(smtplib.SMTP_SSL, context=context)
+    with connect(server.hostname, port, timeout=SECONDS) as session:
         session.ehlo()
         if not encrypted and session.has_extn("starttls"):
             session.starttls(context=context)
@@ -214,6 +213,16 @@ def _mail(address: str, notification: Notification, outcome: Outcome) -> None:
                 raise InputError("the mail server offers no TLS, so no password is sent to it")
             session.login(unquote(server.username), unquote(server.password or ""))
         session.send_message(mail)
+
+
+def _message(notification: Notification, outcome: Outcome) -> EmailMessage:
+    title = outcome.title()
+    mail = EmailMessage()
+    mail["Subject"] = f"[kfp-ddp] {title}"[:200]
+    mail["To"] = notification.notify_email.replace(",", ", ")
+    mail["From"] = notification.notify_from or notification.notify_email.partition(",")[0]
+    mail.set_content("\n".join([title, "", *outcome.lines()]) + "\n")
+    return mail
 
 
 def _reason(error: Exception) -> str:
@@ -226,8 +235,18 @@ def _reason(error: Exception) -> str:
         return f"the mail server answered {error.smtp_code}"
     if isinstance(error, smtplib.SMTPException):
         return type(error).__name__
-    reason = str(error) if isinstance(error, InputError) else getattr(error, "strerror", "")
-    return reason or type(error).__name__
+    if isinstance(error, InputError):
+        return str(error)
+    return getattr(error, "strerror", "") or type(error).__name__
+
+
+def _notify_of_refusal(inputs: dict[str, Any], reason: str) -> None:
+    notification = Notification.among(inputs["job"])
+    run_id = inputs["run_id"]
+    address = notification.link(run_id)
+    failed = Outcome(run_id, "failed", reason, step="preflight", address=address)
+    for line in send(notification, failed):
+        print(line, flush=True)
 
 
 def notify_of_refusal(run: Step[R]) -> Step[R]:
@@ -241,12 +260,9 @@ def notify_of_refusal(run: Step[R]) -> Step[R]:
                     needed_secret(key, name)
             return run(inputs)
         except KfpDdpError as error:
-            with contextlib.suppress(KfpDdpError):
-                notification, run_id = Notification.among(inputs["job"]), inputs.get("run_id", "")
-                address = notification.link(run_id)
-                failed = Outcome(run_id, "failed", str(error), step="preflight", address=address)
-                for line in send(notification, failed) if run_id else ():
-                    print(line, flush=True)
+            if inputs.get("run_id"):
+                with contextlib.suppress(KfpDdpError):
+                    _notify_of_refusal(inputs, str(error))
             raise
 
     return wrapper

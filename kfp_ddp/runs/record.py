@@ -71,7 +71,11 @@ class TaskRecord:
 def files_of_records(names: Iterable[str]) -> list[str]:
     """Return those of a run's files, named `<task>/<file>`, that `read_run` reads."""
     patterns = [f"*/{file}" for file in FILES]
-    return [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+
+    def is_of_record(name: str) -> bool:
+        return any(fnmatch(name, pattern) for pattern in patterns)
+
+    return list(filter(is_of_record, names))
 
 
 def read_run(folder: Path) -> list[TaskRecord]:
@@ -81,8 +85,12 @@ def read_run(folder: Path) -> list[TaskRecord]:
 
 def read_task(folder: Path) -> TaskRecord:
     """Return the record in a task's folder."""
-    task, newest, progress = RunFolder(folder), newest_checkpoint(folder), TrainingProgress()
-    events, evaluated, failure = read_events(task.metrics), None, None
+    task = RunFolder(folder)
+    newest = newest_checkpoint(folder)
+    progress = TrainingProgress()
+    events = read_events(task.metrics)
+    evaluated = None
+    failure = None
     progress.update(events)
     done = progress.end is not None and progress.end.get("status") == "done"
     with contextlib.suppress(InputError):

@@ -35,7 +35,8 @@ class TrainingFolder(RemoteFolder):
     ) -> None:
         """Create an empty local folder; `keep` and `keep_best` are as in the training."""
         super().__init__(uri)
-        self.keep, self.keep_best = keep, keep_best
+        self.keep = keep
+        self.keep_best = keep_best
         self.resumed = ""
         """Name of the checkpoint that was downloaded; '' for none."""
         self._remote: set[str] = set()
@@ -100,7 +101,8 @@ class TrainingFolder(RemoteFolder):
         best = ""
         with contextlib.suppress(OSError, ValueError):  # the training may have removed it
             best = checkpoints.best_of(newest) if self.keep_best else ""
-        desired = [path for path in complete if path == newest or self._name(path) == best]
+        names = (self._name(newest), best)
+        desired = [path for path in complete if self._name(path) in names]
         missing = [path for path in desired if self._name(path) not in self._remote]
         for path in sorted(missing, key=lambda path: path != newest):
             self._upload_checkpoint(path)
@@ -170,7 +172,7 @@ class FollowedFolder(RemoteFolder):
         return name.startswith("launcher.")
 
     def refresh(self) -> None:
-        """Download metrics that grew, files of the ranks and new manifests; raises KfpDdpError."""
+        """Download metrics that grew, files of the ranks and new manifests; raise KfpDdpError."""
         sizes = dict(self.store.list(RunFolder.METRICS))
         if (size := sizes.get(RunFolder.METRICS, 0)) != self._metrics_bytes:
             self.download((RunFolder.CONFIG, RunFolder.METRICS))

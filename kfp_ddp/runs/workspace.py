@@ -110,23 +110,34 @@ class RemoteFolder:
             self._uploaded[name] = stamp
 
     def delete_removed(self) -> None:
-        """Delete files from the bucket that were removed locally; raises KfpDdpError."""
+        """Delete files from the bucket that were removed locally; raise KfpDdpError."""
         for name in self._uploaded.keys() - {name for name, _ in self._files()}:
             self.store.delete(name)
             del self._uploaded[name]
 
     def _files(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        for at, subfolders, files in os.walk(self.path):
-            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-            for path in (Path(at, file) for file in files if not file.startswith(".")):
-                name = path.relative_to(self.path).as_posix()
-                if checkpoints.contains(name) or not self.is_ours(name) or path.is_symlink():
-                    continue
-                try:
-                    about = path.stat()
-                except FileNotFoundError:
-                    continue
-                yield name, (about.st_mtime_ns, about.st_size)
+        """Yield name, and time and size, of the files to upload."""
+        for path in self._plain_files():
+            name = path.relative_to(self.path).as_posix()
+            is_checkpoint = checkpoints.contains(name)  # uploaded as a whole
+            if is_checkpoint or not self.is_ours(name):
+                continue
+            try:
+                about = path.stat()
+            except FileNotFoundError:
+                continue
+            yield name, (about.st_mtime_ns, about.st_size)
+
+    def _plain_files(self) -> Iterator[Path]:
+        """Yield the files that are neither hidden, nor below a hidden folder, nor links."""
+        for folder, subfolders, files in os.walk(self.path):
+            subfolders[:] = filter(_is_visible, subfolders)
+            paths = (Path(folder, name) for name in filter(_is_visible, files))
+            yield from (path for path in paths if not path.is_symlink())
+
+
+def _is_visible(name: str) -> bool:
+    return not name.startswith(".")
 
 
 def fetch(store: Store, names: Iterable[str], folder: Path) -> None:
@@ -137,7 +148,9 @@ def fetch(store: Store, names: Iterable[str], folder: Path) -> None:
         aside = path.with_name(f".{path.name}.incoming")
         with aside.open("w+b") as into:
             exists = store.fetch(name, into, _LARGEST)
-        if exists and not (path.exists() and filecmp.cmp(aside, path, shallow=False)):
+        # A file that did not change keeps its time, by which it would be uploaded again.
+        is_same = path.exists() and filecmp.cmp(aside, path, shallow=False)
+        if exists and not is_same:
             os.replace(aside, path)
         else:
             aside.unlink()
@@ -145,8 +158,10 @@ def fetch(store: Store, names: Iterable[str], folder: Path) -> None:
 
 def is_plain(name: str) -> bool:
     """Return whether a listed name can be a file of a run: neither hidden nor refused by a sync."""
-    hidden = any(part.startswith(".") for part in name.split("/"))
-    return not (hidden or name.endswith("/") or reason_unsafe(name))
+    parts = name.split("/")
+    if not parts[-1] or not all(map(_is_visible, parts)):
+        return False
+    return not reason_unsafe(name)
 
 
 def local_folder(uri: str) -> Path:
@@ -164,7 +179,8 @@ class RunWorkspace:
     """A run's folder; `path` is local."""
 
     def __init__(self, path: Path, remote: RemoteFolder | None = None) -> None:
-        self.path, self._remote = path, remote
+        self.path = path
+        self._remote = remote
 
     def download(self, uri: str) -> Path:
         """Return the local path of a folder of the run, downloaded; InputError if incomplete."""
@@ -174,13 +190,12 @@ class RunWorkspace:
             raise InputError(f"{uri} is not of the run {self._remote.uri}: give both of one run")
         name = uri.rstrip("/")[len(self._remote.uri) + 1 :]
         with writing(self.path, MORE_STORAGE):
-            if checkpoints.contains(f"{name}/file"):
-                if not checkpoints.fetch(self._remote.store, name, self.path):
-                    raise InputError(
-                        f"{uri} is not a complete checkpoint: give the one that train returned"
-                    )
-            else:
+            if not checkpoints.contains(f"{name}/file"):
                 self.download_below(f"{name}/" if name else "")
+            elif not checkpoints.fetch(self._remote.store, name, self.path):
+                raise InputError(
+                    f"{uri} is not a complete checkpoint: give the one that train returned"
+                )
         return self.path / name
 
     def download_file(self, uri: str) -> Path:
@@ -196,10 +211,13 @@ class RunWorkspace:
 
     def download_below(self, prefix: str, deep: bool = True) -> None:
         """Download files whose names start with `prefix`; with `deep` also from subfolders."""
-        if self._remote is not None:
-            names = [n for n in self._remote.names(prefix) if deep or "/" not in n]
-            self._remote.download(n for n in names if not n.startswith("launcher."))
-            self._remote.mark_unchanged(prefix)
+        if self._remote is None:
+            return
+        names = self._remote.names(prefix)
+        if not deep:
+            names = [name for name in names if "/" not in name]
+        self._remote.download(name for name in names if not name.startswith("launcher."))
+        self._remote.mark_unchanged(prefix)
 
     def upload(self) -> None:
         """Upload files that were written and delete those that were removed."""

@@ -80,7 +80,8 @@ class AzureSource(SdkSource):
     def pages(self, below: str = "", size: int = 0) -> Iterator[list[tuple[str, int, str]]]:
         """Yield name, bytes and ETag of blobs in pages of `size`, without those of folders."""
         limit: dict[str, Any] = {"results_per_page": size} if size else {}
-        pages, prefix = Pages(self.url, self._prefix, below), f"{self._prefix}{below}"
+        pages = Pages(self.url, self._prefix, below)
+        prefix = f"{self._prefix}{below}"
         blobs: Any = self.client.list_blobs(prefix, include=["metadata"], **limit).by_page()
         for page in blobs:
             # With a hierarchical namespace a folder is a blob too.
@@ -205,7 +206,7 @@ class AzureStore(Bucket):
 
 
 def container_client(url: str, container: str, timeout: float) -> ContainerClient:
-    """Return a client for the variables of the Azure command line; raises InputError."""
+    """Return a client for the variables of the Azure command line; raise InputError."""
     timeouts = {"connection_timeout": min(_CONNECT, timeout), "read_timeout": timeout}
     retry = ExponentialRetry(initial_backoff=1, increment_base=2, retry_total=store.TRIES - 1)
     sizes = {"max_single_put_size": PART, "max_block_size": PART}
@@ -274,7 +275,8 @@ def problem(verb: str, uri: str, root: str, error: Exception) -> KfpDdpError | N
     """Return the error to raise for one of azure.core, None for any other."""
     if not isinstance(error, AzureError):
         return None
-    status, code = getattr(error, "status_code", None), str(getattr(error, "error_code", ""))
+    status = getattr(error, "status_code", None)
+    code = str(getattr(error, "error_code", ""))
     if code == "ContainerNotFound":
         return store.NoBucketError(root)
     if status in (401, 403) or code == "ResourceNotFound":  # of anonymous requests

@@ -24,7 +24,9 @@ os.register_at_fork(after_in_child=_loop.cache_clear)  # a child has no such thr
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run it on the loop and wait for its end; an interrupt of the caller cancels it."""
-    loop, done, tasks = _loop(), Future[T](), list[asyncio.Task[T]]()
+    loop = _loop()
+    done = Future[T]()
+    tasks: list[asyncio.Task[T]] = []
 
     def start() -> None:
         tasks.append(loop.create_task(work))

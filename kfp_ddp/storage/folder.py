@@ -32,7 +32,7 @@ _Level = tuple[PurePosixPath, list[str], list[str], int]
 
 
 def open_folder(uri: str) -> "Folder":
-    """Return the store at a path or a file URI; raises InputError."""
+    """Return the store at a path or a file URI; raise InputError."""
     if not uri.strip():
         raise InputError("the path is empty: give gs://bucket/prefix or a folder")
     return Folder(Path(path_of(uri)), uri)
@@ -56,7 +56,8 @@ class Folder(Store):
         """Yield plain files, neither links nor temporary files; see `Store.list`."""
         for path, _, files, here in self._walk(prefix):
             for file in files:
-                name, size = str(path / file), _size(file, here)
+                name = str(path / file)
+                size = _size(file, here)
                 if size is not None and name.startswith(prefix):
                     yield name, size
 
@@ -65,7 +66,8 @@ class Folder(Store):
         for path, folders, files, here in self._walk(prefix):
             links = [name for name in folders if _is_link(name, here)]
             yield from (str(path / name) for name in (*files, *links))
-            if path.name and not (folders or files):
+            is_empty = not (folders or files)
+            if path.name and is_empty:
                 yield f"{path}/"
 
     def _walk(self, prefix: str) -> Iterator[_Level]:
@@ -94,7 +96,8 @@ class Folder(Store):
 
     def _put(self, content: BinaryIO, name: str, again: bool = True) -> bool:
         """Copy to a temporary name and rename it, so that a file is never incomplete."""
-        target, digest = self.root / name, sha256_of(content)
+        target = self.root / name
+        digest = sha256_of(content)
         with self._translating("write", name):
             if self._sha256(name) == digest:
                 return False
@@ -134,9 +137,10 @@ class Folder(Store):
         path = PurePosixPath(name)
         parent = str(path.parent)
         beside = () if name.endswith("/") else (f".{path.name}.lock", f".{path.name}.tmp")
-        for one in (*beside, path.name):
+        remove = os.rmdir if name.endswith("/") else os.unlink
+        for entry in (*beside, path.name):
             with self._translating("delete", name), folder_below(self.root, parent) as folder:
-                (os.rmdir if name.endswith("/") else os.unlink)(one, dir_fd=folder)
+                remove(entry, dir_fd=folder)
 
     @contextlib.contextmanager
     def _translating(self, verb: str, name: str = "") -> Iterator[None]:

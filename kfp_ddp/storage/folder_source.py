@@ -25,7 +25,8 @@ from kfp_ddp.storage.store import BLOCK
 
 LOST_AND_FOUND = "lost+found"
 """A folder at the root of a file system, for its repair."""
-_READERS, _TOGETHER = 8, 4096
+_READERS = 8
+_TOGETHER = 4096
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _REPLACED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
 
@@ -39,11 +40,13 @@ class FolderSource:
     max_workers = 16
 
     def __init__(self, url: str, options: SourceOptions) -> None:
-        self.url, path = url, path_of(url)
+        self.url = url
+        path = path_of(url)
         if not path or "\0" in path:
             raise InputError(f"source {url!r} names no folder; give gs://bucket/prefix or a folder")
         self.root = Path(path)
-        self._symlinks, self._filter = options.symlinks, options.select or Filter()
+        self._symlinks = options.symlinks
+        self._filter = options.select or Filter()
 
     def listing(self) -> Listing:
         """Walk the folder and read every file once; see `Source.listing`."""
@@ -64,11 +67,11 @@ class FolderSource:
             )
         listing = Listing()
         with ThreadPoolExecutor(_READERS) as pool:
-            for at in range(0, len(names), _TOGETHER):  # a million futures take 1.7 GB
-                some = names[at : at + _TOGETHER], pins[at : at + _TOGETHER]
-                for name, pin, (size, crc, token) in zip(
-                    *some, pool.map(self._checksum, *some), strict=True
-                ):
+            for start in range(0, len(names), _TOGETHER):  # a million futures take 1.7 GB
+                end = start + _TOGETHER
+                files = (names[start:end], pins[start:end])
+                checksums = pool.map(self._checksum, *files)
+                for name, pin, (size, crc, token) in zip(*files, checksums, strict=True):
                     listing.add(name, size, crc, pin, token)
         for name in markers:
             listing.add(name, 0, 0, tag=EMPTY)
@@ -80,13 +83,15 @@ class FolderSource:
 
     def _walk(self) -> tuple[list[str], "array[int]", list[str]]:
         """Return the names of files, what pins each, and empty folders with a slash at the end."""
-        names, pins, markers = list[str](), array("Q"), list[str]()
+        names: list[str] = []
+        pins = array("Q")
+        markers: list[str] = []
         folders: list[tuple[str, tuple[int, ...]]] = [("", ())]
         while folders:
             folder, above = folders.pop()
             with self._reading(folder), self._folder(folder) as descriptor:
-                here = _pin(os.fstat(descriptor))
-                if here in above:
+                identity = _pin(os.fstat(descriptor))
+                if identity in above:
                     path = printable(str(self.root / folder))
                     raise InputError(f"source {path} is a link to a folder above it")
                 entries = list(os.scandir(descriptor))
@@ -96,7 +101,7 @@ class FolderSource:
                     name = f"{folder}/{entry.name}" if folder else entry.name
                     kind = self._kind(name, entry)
                     if kind == "folder":
-                        folders.append((name, (*above, here)))
+                        folders.append((name, (*above, identity)))
                     elif kind == "file":
                         names.append(name)
                         pins.append(_pin(entry.stat()) if self._symlinks == "follow" else 0)
@@ -104,29 +109,37 @@ class FolderSource:
 
     def _kind(self, name: str, entry: "os.DirEntry[str]") -> str:
         """Return what an entry counts as: "folder", "file", or "nothing"."""
-        path, link, mode = self.root / name, entry.is_symlink(), 0
-        try:
-            mode = entry.stat().st_mode
-        except OSError as error:
-            if not link:
-                raise
-            if self._symlinks == "follow" and self._filter.selects(name):
-                raise _unreadable(path, error) from error
+        link = entry.is_symlink()
+        mode = self._mode(name, entry, link)
         is_folder = stat.S_ISDIR(mode)
-        chosen = self._filter
-        out = chosen.excludes_folder(name) if is_folder else not chosen.selects(name)
-        lost = is_folder and name == LOST_AND_FOUND
-        if out or lost or (link and self._symlinks == "skip"):
+        is_skipped = link and self._symlinks == "skip"
+        if is_skipped or self._is_left_out(name, is_folder):
             return "nothing"
         if link and self._symlinks != "follow":
-            raise InputError(
-                f"source {printable(str(path))} is a symbolic link; set symlinks to skip or follow"
-            )
+            path = printable(str(self.root / name))
+            raise InputError(f"source {path} is a symbolic link; set symlinks to skip or follow")
         if is_folder:
             return "folder"
         if stat.S_ISREG(mode):
             return "file"
-        raise InputError(f"source {printable(str(path))} is neither a file nor a folder; remove it")
+        path = printable(str(self.root / name))
+        raise InputError(f"source {path} is neither a file nor a folder; remove it")
+
+    def _mode(self, name: str, entry: "os.DirEntry[str]", link: bool) -> int:
+        """Return the mode of an entry, or of what a link leads to; 0 for a link to nothing."""
+        try:
+            return entry.stat().st_mode
+        except OSError as error:
+            if not link:
+                raise
+            if self._symlinks == "follow" and self._filter.selects(name):
+                raise _unreadable(self.root / name, error) from error
+        return 0
+
+    def _is_left_out(self, name: str, is_folder: bool) -> bool:
+        if is_folder:
+            return name == LOST_AND_FOUND or self._filter.excludes_folder(name)
+        return not self._filter.selects(name)
 
     def _checksum(self, name: str, pin: int) -> tuple[int, int, str]:
         size = crc = 0
@@ -138,7 +151,7 @@ class FolderSource:
         return size, crc, token_of(state)
 
     def blocks(self, name: str, pin: int, offset: int) -> Iterator[bytes]:
-        """Yield the content of a listed file from an offset on; raises Changed, StorageError."""
+        """Yield the content of a listed file from an offset on; raise Changed, StorageError."""
         with self.opened(name, pin) as file:
             try:
                 file.seek(offset)
@@ -148,13 +161,14 @@ class FolderSource:
                 raise _unreadable(self.root / name, error) from error
 
     def opened(self, name: str, pin: int) -> FileIO:
-        """Open a listed file; raises as `blocks`."""
+        """Open a listed file; raise as `blocks`."""
         folder, _, last = name.rpartition("/")
         flags = _READ if self._symlinks == "follow" else _READ | os.O_NOFOLLOW
         with self._reading(name), self._folder(folder) as descriptor:
             opened = os.open(last, flags, dir_fd=descriptor)
         status = os.fstat(opened)
-        if not stat.S_ISREG(status.st_mode) or (pin and pin != _pin(status)):
+        is_other = pin and pin != _pin(status)
+        if is_other or not stat.S_ISREG(status.st_mode):
             os.close(opened)
             raise Changed(name)
         return FileIO(opened)
@@ -184,7 +198,8 @@ class FolderReader:
     """Reads files in threads, as a disk blocks; see `Reader`."""
 
     def __init__(self, source: Blocks, threads: Executor | None) -> None:
-        self._source, self._threads = source, threads
+        self._source = source
+        self._threads = threads
 
     def prefetch(self, entry: Entry) -> None:
         """Do nothing; see `Reader.prefetch`."""

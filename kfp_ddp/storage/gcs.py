@@ -83,7 +83,8 @@ class GcsSource(HttpSource):
 
     def __init__(self, url: str, options: SourceOptions) -> None:
         self._bucket, self._prefix = bucket_and_prefix(url)
-        bucket, prefix = quote(self._bucket, safe=""), quote(self._prefix, safe="")
+        bucket = quote(self._bucket, safe="")
+        prefix = quote(self._prefix, safe="")
         self._base = f"/download/storage/v1/b/{bucket}/o/{prefix}"
         self._credentials: Any = None
         emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
@@ -132,7 +133,8 @@ class GcsSource(HttpSource):
             self._refresh()
         headers: dict[str, str] = {}
         self._credentials.apply(headers)
-        self.secret = b"".join(f"{k}: {v}\r\n".encode("latin-1") for k, v in headers.items())
+        lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
+        self.secret = "".join(lines).encode("latin-1")
 
     def _refresh(self) -> None:
         import google.auth.exceptions
@@ -188,7 +190,9 @@ class GcsSource(HttpSource):
         return Checksum("crc32c", state, base64_digest(expected.encode()))
 
     async def _list(self) -> Listing:
-        listing, token, pages = Listing(), "", Pages(self.url, self._prefix)
+        listing = Listing()
+        token = ""
+        pages = Pages(self.url, self._prefix)
         with contextlib.closing(HttpClient(self.pool)) as client:
             while True:
                 rows, following = await self._page(client, token, pages)
@@ -216,11 +220,13 @@ class GcsSource(HttpSource):
         async def attempt() -> tuple[list[Row], str]:
             nonlocal renewed
             await self.authorise()
-            request, body = self._request(token), bytearray()
+            request = self._request(token)
+            body = bytearray()
             answer = await client.pour(request, body.extend)
             if answer.version == 10:
                 # A server that closes after each response is an emulator with a short queue.
-                self.max_workers, self._ahead = EMULATOR_WORKERS, 0
+                self.max_workers = EMULATOR_WORKERS
+                self._ahead = 0
             if answer.status == HTTPStatus.OK:
                 return self._parse(body, pages)
             reason = f"HTTP {answer.status} {message_of(b''.join(answer.take())[:MAX_ERROR])}"
@@ -235,7 +241,7 @@ class GcsSource(HttpSource):
         return await Retry().call("list", self.url, attempt)
 
     def _parse(self, body: bytearray, pages: Pages) -> tuple[list[Row], str]:
-        """Parse a page; raises Damaged, and InputError for an object without crc32c."""
+        """Parse a page; raise Damaged, and InputError for an object without crc32c."""
         try:
             page = from_json(body)
             token = page.get("nextPageToken", "")
@@ -370,12 +376,14 @@ class GcsStore(Bucket):
 
 def digest_of(content: BinaryIO) -> str:
     """Return crc32c and MD5 of an open file's rest as the store writes them, in base64."""
-    checksum, state = 0, hashlib.md5(usedforsecurity=False)
+    checksum = 0
+    state = hashlib.md5(usedforsecurity=False)
     while block := content.read(BLOCK):
         checksum = google_crc32c.extend(checksum, block)
         state.update(block)
-    both = (base64.b64encode(one).decode() for one in (checksum.to_bytes(4, "big"), state.digest()))
-    return f"{_OURS}{next(both)},md5={next(both)}"
+    crc = base64.b64encode(checksum.to_bytes(4, "big")).decode()
+    md5 = base64.b64encode(state.digest()).decode()
+    return f"{_OURS}{crc},md5={md5}"
 
 
 def _digest_of_blob(blob: Any) -> str:

@@ -60,7 +60,8 @@ class HuggingFaceSource(HttpSource):
                 "@revision after the name and /folder at the end where you need them"
             )
         super().__init__(url, Origin.of(self._api.endpoint), options.timeout)
-        self._name, self._revision = parts["name"], parts["revision"]
+        self._name = parts["name"]
+        self._revision = parts["revision"]
         folder = (parts["folder"] or "").strip("/")
         self._prefix = f"{folder}/" if folder else ""
 
@@ -108,7 +109,8 @@ class HuggingFaceSource(HttpSource):
         return Checksum("SHA1", state, bytes.fromhex(entry.tag))
 
     def _list(self) -> Listing:
-        listing, pages = Listing(lists_crc=False), Pages(self.url, self._prefix)
+        listing = Listing(lists_crc=False)
+        pages = Pages(self.url, self._prefix)
         for page in self._pages(pages):
             for item in page:
                 if item["type"] == "file" and item["path"] != _ATTRIBUTES:

@@ -6,9 +6,7 @@ A new kind is a module with a `Store`, a `Source` or both, and a row of `KINDS`.
 import re
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.storage.http.origin import display
@@ -52,18 +50,15 @@ KINDS = (
     StoreKind("file", "folder.open_folder", "folder_source.FolderSource"),
 )
 """All kinds; a path without a scheme is of the last one."""
-_SCHEMES = "|".join(kind.scheme for kind in KINDS)
+SCHEMES = "|".join(kind.scheme for kind in KINDS)
+"""Pattern of all schemes."""
 _NO_LOGIN = r"(?!file:|synthetic:/*\d+x\d+@)"
-_LOGIN = re.compile(rf"{_NO_LOGIN}(({_SCHEMES})(:/*|;//|//)|[\w+.-]+:/+)[^/]*@", re.IGNORECASE)
+_LOGIN = re.compile(rf"{_NO_LOGIN}(({SCHEMES})(:/*|;//|//)|[\w+.-]+:/+)[^/]*@", re.IGNORECASE)
 _BY_SCHEME = {kind.scheme: kind for kind in KINDS} | {"": KINDS[-1]}
-_AZURE = re.compile(
+AZURE = re.compile(
     r"(?:abfss?|wasbs?)://([^@/]+)@([^./]+)[^/]*(.*)|https://([^./]+)\.blob\.[^/]*/([^/]+)(.*)"
 )
-_CONSOLE = (
-    (r"https://(?:console|storage)\.cloud\.google\.com/(?:storage/browser/)?(?:_details/)?", "gs"),
-    (r"https://(?:[\w-]+\.)?console\.aws\.amazon\.com/s3/(?:buckets|object)/", "s3"),
-)
-"""Beginnings of the pages of consoles that show a bucket, with the scheme of the bucket."""
+"""Addresses of Azure itself: container, account and path, or account, container and path."""
 
 
 def kind_of(uri: str) -> StoreKind | None:
@@ -72,7 +67,7 @@ def kind_of(uri: str) -> StoreKind | None:
 
 
 def open_store(uri: str) -> Store:
-    """Return the store at a URI or a path; raises InputError if it is none."""
+    """Return the store at a URI or a path; raise InputError if it is none."""
     check_no_login("the address", uri)
     kind = kind_of(uri)
     if kind is None or not kind.store:
@@ -83,7 +78,7 @@ def open_store(uri: str) -> Store:
 
 
 def open_source(url: str, options: SourceOptions | None = None) -> Source:
-    """Return the source at a URL or a path, of one of the `KINDS`; raises InputError."""
+    """Return the source at a URL or a path, of one of the `KINDS`; raise InputError."""
     check_no_login("source", url)
     kind = kind_of(url)
     if "\0" in url or not is_text(url):
@@ -100,72 +95,15 @@ def open_source(url: str, options: SourceOptions | None = None) -> Source:
 
 def check_no_login(name: str, value: str) -> None:
     """Raise InputError for a URI, or a mistyped one, with a user or password; shows neither."""
-    if _LOGIN.match(value) and (":" in value.partition("://")[2] or not _AZURE.fullmatch(value)):
+    if not _LOGIN.match(value):
+        return
+    # Azure's own form is container@account, which is no login.
+    if ":" in value.partition("://")[2] or not AZURE.fullmatch(value):
         raise InputError(
             f"{name} {display(value)!r} has a user or a password in its address, which is stored "
             "with the run; give them in a netrc file (machine HOST login USER password PASSWORD) "
             "that the environment variable NETRC names"
         )
-
-
-def check_address(name: str, value: str) -> None:
-    """Raise InputError for a mistyped address; whether it exists is checked when it is opened.
-
-    Such as a scheme without its slashes, the page of a console, an invalid name of a bucket, or a
-    relative path that does not exist. `name` is the parameter; only a source may be read-only.
-    """
-    check_no_login(name, value)
-    scheme, slashes, rest = value.partition("://")
-    if not slashes:
-        _check_path(name, value)
-        return
-    for kind in KINDS:
-        if scheme in kind.aliases:
-            raise InputError(f"{name}={value!r} is written {kind.scheme}://{rest} here")
-    if not value.endswith(".jsonl") and (azure := _AZURE.fullmatch(value)):
-        container, account = azure[1] or azure[5], azure[2] or azure[4]
-        raise InputError(
-            f"{name}={value!r} is written az://{container}{azure[3] or azure[6] or ''} here, with "
-            f"AZURE_STORAGE_ACCOUNT={account} in the secret of the bucket"
-        )
-    for page, own in _CONSOLE:
-        if shown := re.match(page, value):
-            parts = urlsplit(value[shown.end() :])
-            prefix = "".join(parse_qs(parts.query).get("prefix", []))
-            bucket = "/".join(filter(None, (parts.path.partition(";")[0].strip("/"), prefix)))
-            raise InputError(f"{name}={value!r} is a page of a console: write {own}://{bucket}")
-    known = kind_of(value)
-    if known is None or not (known.store or name == "source"):
-        schemes = [kind.scheme for kind in KINDS if kind.store or name == "source"]
-        raise InputError(
-            f"{name}={display(value)!r} cannot be used: it begins with {scheme}://, and not with "
-            f"{', '.join(f'{one}://' for one in schemes)}"
-        )
-    bucket = rest.partition("/")[0]
-    if known.bucket and bucket and not re.fullmatch(known.bucket, bucket):
-        raise InputError(
-            f"{name}={value!r}: {bucket!r} is not a valid name of a bucket: use three or more of "
-            f"small letters, {known.characters}, with a letter or digit at both ends"
-        )
-    if known.form and not re.fullmatch(known.form, rest):
-        raise InputError(f"{name}={value!r} is not {known.example}")
-
-
-def _check_path(name: str, value: str) -> None:
-    """Refuse a URI with a typing error in its scheme, and a relative path that does not exist."""
-    if typo := re.match(rf"({_SCHEMES})(:/?|;//|//)(?=[^/])", value, re.IGNORECASE):
-        scheme = typo[1].lower()
-        start = f"{scheme}://{'/' * (scheme == 'file')}"
-        raise InputError(f"{name}={value!r} is not an address: write {start}{value[typo.end() :]}")
-    path = Path(value)
-    exact = not value or path.is_absolute() or path.exists() or path.parts[0] == ".."
-    # A folder of results may not exist yet, below one that does.
-    if exact or value.startswith("./") or (len(path.parts) > 1 and Path(path.parts[0]).is_dir()):
-        return
-    raise InputError(
-        f"{name}={value!r} is a folder that does not exist: for a bucket write gs://{value}, "
-        "for a folder its absolute path"
-    )
 
 
 def _load(name: str, uri: str) -> Callable[..., Any]:

@@ -22,7 +22,8 @@ BUCKET_RENEWED_EVERY = 300.0
 """Less often: a bucket with versions keeps the object of each renewal."""
 LASTING_SECONDS = 900.0
 """How long a lease is valid without renewal: a pod may lose its node's storage for minutes."""
-LEASES, BEGUN = ".leases", ".begun"
+LEASES = ".leases"
+BEGUN = ".begun"
 _PERMANENT = "left"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -48,11 +49,13 @@ def folder_lease(folder: Path, holder: str) -> Iterator[None]:
 def bucket_lease(address: str, holder: str) -> Iterator[None]:
     """Hold a lease of the run's folder at an address while the block runs; see `folder_lease`."""
     where = open_store(address)
-    stem, name = f"{LEASES}/{holder}.{os.urandom(4).hex()}", ""
+    stem = f"{LEASES}/{holder}.{os.urandom(4).hex()}"
+    name = ""
 
     def renew() -> None:
         nonlocal name
-        before, renewed = name, f"{stem}.{time.time():.0f}"
+        before = name
+        renewed = f"{stem}.{time.time():.0f}"
         with contextlib.suppress(KfpDdpError):  # a bucket that is unavailable for a while
             where.write(renewed, b"")
             name = renewed
@@ -70,7 +73,7 @@ def bucket_lease(address: str, holder: str) -> Iterator[None]:
 
 
 def write_permanent(folder: Path, holder: str) -> None:
-    """Write a lease that is valid while the run of its name is alive; raises OSError."""
+    """Write a lease that is valid while the run of its name is alive; raise OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     _touch(folder / f"{holder}.{_PERMANENT}")
 
@@ -108,7 +111,7 @@ def has_holder(names: Iterable[str], alive: Callable[[str], bool]) -> bool:
 
 
 def mark_begin(where: Store) -> None:
-    """Record that a task begins in its folder, which makes it a run's; raises KfpDdpError."""
+    """Record that a task begins in its folder, which makes it a run's; raise KfpDdpError."""
     where.write(f"{BEGUN}/{time.time():.0f}", b"")
 
 

@@ -17,7 +17,8 @@ import google_crc32c
 
 _BATCH = 4096
 _HASH = re.compile("sha256-[0-9a-f]{64}|md5-[0-9a-f]{32}")
-_CRC, _CRC_DIGITS = re.compile("[0-9a-f]{8}"), 8
+_CRC = re.compile("[0-9a-f]{8}")
+_CRC_DIGITS = 8
 EMPTY = f"sha256-{hashlib.sha256().hexdigest()}"
 """Token of no bytes."""
 
@@ -166,15 +167,17 @@ class Filter:
     """
 
     def __init__(self, include: Iterable[str] = (), exclude: Sequence[str] = ()) -> None:
-        self._wanted, self._unwanted = _pattern(include), _pattern(exclude)
-        whole = [glob[:-3] for glob in map(_stripped, exclude) if glob.endswith("/**")]
-        self._closed = _pattern(f"/{folder.removeprefix('/')}" for folder in whole)
+        self._wanted = _pattern(include)
+        self._unwanted = _pattern(exclude)
+        folders = [glob[:-3] for glob in map(_stripped, exclude) if glob.endswith("/**")]
+        # With a slash at its start a glob matches the complete path, not the last segment.
+        self._closed = _pattern(f"/{folder.removeprefix('/')}" for folder in folders)
 
     def selects(self, name: str) -> bool:
         """Return whether an object of this name is selected."""
-        return (self._wanted is None or self._wanted.fullmatch(name) is not None) and (
-            self._unwanted is None or self._unwanted.fullmatch(name) is None
-        )
+        if self._wanted is not None and self._wanted.fullmatch(name) is None:
+            return False
+        return self._unwanted is None or self._unwanted.fullmatch(name) is None
 
     def excludes_folder(self, folder: str) -> bool:
         """Return whether a pattern such as `x/**` excludes everything below a folder."""
@@ -199,5 +202,11 @@ def _pattern(globs: Iterable[str]) -> re.Pattern[str] | None:
 
 def _translate(glob: str) -> str:
     """Return a glob as a regular expression of the complete relative name."""
-    start, parts = "" if "/" in glob else "(?:.*/)?", _PARTS.finditer(glob.removeprefix("/"))
-    return start + "".join(_WILD.get(part[0]) or re.escape(part[1] or part[0]) for part in parts)
+    start = "" if "/" in glob else "(?:.*/)?"
+    parts = _PARTS.finditer(glob.removeprefix("/"))
+    return start + "".join(map(_expression, parts))
+
+
+def _expression(part: re.Match[str]) -> str:
+    escaped = part[1]  # what follows a backslash
+    return _WILD.get(part[0]) or re.escape(escaped or part[0])

@@ -75,14 +75,16 @@ class S3Source(S3Objects):
 
     def pages(self, below: str = "", size: int = 0) -> Iterator[list[tuple[str, int, str]]]:
         """Yield name, bytes and ETag of objects, in pages of `size`, 0 for 1,000."""
-        pages, client = Pages(self.url, self._prefix, below), self.client
+        pages = Pages(self.url, self._prefix, below)
+        client = self.client
         query: _Fields = {"Bucket": self._bucket, "Prefix": f"{self._prefix}{below}"}
         query |= {"MaxKeys": size} if size else {}
         token: str | None = None
         while token != "":
             page = client.sdk.list_objects_v2(**query)
             decode = unquote_plus if page.get("EncodingType") == "url" else str  # as botocore
-            yield [(*pages.row(decode(k), int(n)), tag) for k, n, tag in client.listed.rows]
+            rows = client.listed.rows
+            yield [(*pages.row(decode(key), int(size)), tag) for key, size, tag in rows]
             token = pages.following(page.get("NextContinuationToken"), page["IsTruncated"])
             query["ContinuationToken"] = token
 
@@ -134,14 +136,17 @@ class S3Store(Bucket):
                     **self._object(name), **about, **condition, Body=body, ContentMD5=_md5(body)
                 )
         except ClientError as error:
-            if code_of(error) in _CONFLICT or (tag and code_of(error) in _MISSING):
+            # The object that is replaced may have been deleted meanwhile.
+            conflicts = _CONFLICT | _MISSING if tag else _CONFLICT
+            if code_of(error) in conflicts:
                 raise ConflictError from None
             raise
 
     def _put_parts(
         self, target: _Fields, about: _Fields, content: BinaryIO, condition: _Fields
     ) -> None:
-        client, parts = self._client, list[_Fields]()
+        client = self._client
+        parts: list[_Fields] = []
         upload = client.create_multipart_upload(**target, **about)["UploadId"]
         target = target | {"UploadId": upload}
         try:

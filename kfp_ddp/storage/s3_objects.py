@@ -55,7 +55,9 @@ class S3Client:
     """A client of boto3 with bounded responses, its server, and its credentials, if any."""
 
     def __init__(self, sdk: Any, origin: Origin, credentials: Any) -> None:
-        self.sdk, self.origin, self.credentials = sdk, origin, credentials
+        self.sdk = sdk
+        self.origin = origin
+        self.credentials = credentials
         self.listed = threading.local()
         """Its `rows` are key, size and ETag of the objects of the thread's last page."""
         self._session = sdk._endpoint.http_session
@@ -67,7 +69,8 @@ class S3Client:
         return self.credentials.get_frozen_credentials().secret_key if self.credentials else ""
 
     def _send(self, request: Any, event_name: str, **_: Any) -> Any:
-        streams, request.stream_output = request.stream_output, True
+        streams = request.stream_output
+        request.stream_output = True
         answer = self._session.send(request)
         if streams and answer.status_code < 300:
             return answer
@@ -94,7 +97,7 @@ class _Body(NamedTuple):
 
 
 def s3_client(url: str, anonymous: bool = False, **settings: Any) -> S3Client:
-    """Return a client with boto3's configuration and these `settings`; raises InputError."""
+    """Return a client with boto3's configuration and these `settings`; raise InputError."""
     try:
         session = botocore.session.get_session()
         credentials = None if anonymous else session.get_credentials()
@@ -181,7 +184,8 @@ class S3Objects(SdkSource):
 
     def use(self, client: S3Client) -> None:
         """Send requests as this client."""
-        self.client, self._trusted_until = client, 0.0
+        self.client = client
+        self._trusted_until = 0.0
         self._template: _Template | None = None
 
     def request(self, entry: Entry, offset: int) -> Request:
@@ -193,8 +197,9 @@ class S3Objects(SdkSource):
         self._template = template if template.exact else None
 
     def _prepare(self, entry: Entry) -> "_Template":
-        """Return the request that botocore would send; raises Transient without credentials."""
-        events, sends = self.client.sdk.meta.events, "before-send.s3.GetObject"
+        """Return the request that botocore would send; raise Transient without credentials."""
+        events = self.client.sdk.meta.events
+        sends = "before-send.s3.GetObject"
         thread = threading.get_ident()
 
         def capture(request: Any, **_: Any) -> None:
@@ -233,7 +238,8 @@ class S3Objects(SdkSource):
         return None
 
     def _object_error(self, entry: Entry, error: Exception) -> Exception:
-        code, name = code_of(error), f"{entry.name!r} of {self.url}"
+        code = code_of(error)
+        name = f"{entry.name!r} of {self.url}"
         if code in _CHANGED:
             return Changed(entry.name)
         if code == "InvalidObjectState":
@@ -270,12 +276,15 @@ class _Template:
 
     def __init__(self, prepared: Any, entry: Entry, secret_key: str, authorities: str) -> None:
         self._origin = Origin.of(prepared.url, authorities)
-        path, tag = target_of(urlsplit(prepared.url)), f'"{entry.tag}"'
+        path = target_of(urlsplit(prepared.url))
+        tag = f'"{entry.tag}"'
         self._base = path.removesuffix(quoted(entry.name))
         headers = {name.lower(): _text(value) for name, value in prepared.headers.items()}
         authorization = headers.pop("authorization", "")
         ours = ("host", "if-match")
-        lines = "".join(f"{k}: {v}\r\n" for k, v in headers.items() if k not in ours)
+        lines = "".join(
+            f"{name}: {value}\r\n" for name, value in headers.items() if name not in ours
+        )
         self._secret = f"{lines}Authorization: {authorization}\r\n" if authorization else lines
         self._key = b""
         self.exact = not authorization
@@ -297,7 +306,8 @@ class _Template:
 
     def request(self, entry: Entry) -> Request:
         """Return the request for an object; if not `exact`, for that which was prepared."""
-        path, tag = self._base + quoted(entry.name), f'"{entry.tag}"'
+        path = self._base + quoted(entry.name)
+        tag = f'"{entry.tag}"'
         secret = self._secret
         if self._key and self.exact:
             secret = f"{secret}{self._sign(path, tag)}\r\n"
@@ -317,7 +327,9 @@ def _split_page(page: bytes) -> tuple[list[tuple[str, str, str]], bytes]:
     except ElementTree.ParseError:
         return [], page  # botocore reports it
     space = root.tag[: root.tag.find("}") + 1]
-    key, size, tag = f"{space}Key", f"{space}Size", f"{space}ETag"
+    key = f"{space}Key"
+    size = f"{space}Size"
+    tag = f"{space}ETag"
     rows = []
     for item in root.findall(f"{space}Contents"):
         root.remove(item)

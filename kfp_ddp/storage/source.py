@@ -60,7 +60,9 @@ class Changed(Exception):  # noqa: N818
 
 def is_temporary(status: int | None) -> bool:
     """Return whether an HTTP status reports a fault that a retry may not meet again."""
-    return status in (408, 429) or (status is not None and status >= 500 and status != 501)
+    if status is None:
+        return False
+    return status in (408, 429) or (status >= 500 and status != 501)
 
 
 @dataclass
@@ -78,7 +80,7 @@ class Retry:
         return random.uniform(0, min(self.longest, self.pause * 2 ** (attempt - 1)))
 
     async def call(self, verb: str, what: str, attempt: Callable[[], Awaitable[R]]) -> R:
-        """Return what `attempt` does, repeated after Transient and OSError; raises StorageError."""
+        """Return what `attempt` does, repeated after Transient and OSError; raise StorageError."""
         for number in range(self.attempts):
             await asyncio.sleep(self.delay(number) if number else 0)
             try:
@@ -104,10 +106,10 @@ class Reader(Protocol):
         """Send the request for the next object early, where the protocol supports that."""
 
     async def read(self, entry: Entry) -> bytes:
-        """Return a small object; raises Transient for a retry, Changed, and KfpDdpError."""
+        """Return a small object; raise Transient for a retry, Changed, and KfpDdpError."""
 
     async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
-        """Pass the bytes from `offset` on to `take`, in a thread; raises as `read` and `take`."""
+        """Pass the bytes from `offset` on to `take`, in a thread; raise as `read` and `take`."""
 
     def close(self) -> None:
         """Close the connection; the next object opens another."""
@@ -144,12 +146,14 @@ class Pages:
 
     def __init__(self, url: str, root: str, below: str = "") -> None:
         """All keys must begin with `root` and `below`; names are without `root`."""
-        self._url, self._start, self._prefix = url, len(root), root + below
+        self._url = url
+        self._start = len(root)
+        self._prefix = root + below
         self._tokens = set[int]()
         self._pages = self._objects = 0
 
     def row(self, key: Any, size: Any) -> tuple[str, int]:
-        """Return the name and the bytes of an object; raises ValueError."""
+        """Return the name and the bytes of an object; raise ValueError."""
         if not isinstance(key, str) or not key.startswith(self._prefix):
             raise ValueError(f"{key!r} does not begin with {self._prefix!r}")
         if type(size) is not int or not 0 <= size < _MAX_SIZE:
@@ -158,8 +162,9 @@ class Pages:
         return key[self._start :], size
 
     def following(self, token: str | None, more: bool | None = None) -> str:
-        """Return the token of the next page, '' after the last; raises ValueError, InputError."""
-        if more is False or not (token or more):
+        """Return the token of the next page, '' after the last; raise ValueError, InputError."""
+        more = bool(token) if more is None else more
+        if not more:
             return ""
         if not token or hash(token) in self._tokens:
             raise ValueError(f"page {self._pages + 1:,} has no new token for the next")
@@ -190,7 +195,7 @@ def reading_pages(url: str) -> Iterator[None]:
 
 
 def listing_by_etag(url: str, prefix: str, pages: Iterable[list[tuple[str, int, str]]]) -> Listing:
-    """Return the listing of a store whose ETags identify the content; raises InputError."""
+    """Return the listing of a store whose ETags identify the content; raise InputError."""
     listing = Listing(lists_crc=False)
     with reading_pages(url):
         for name, size, etag in itertools.chain.from_iterable(pages):
@@ -208,7 +213,7 @@ def listing_by_etag(url: str, prefix: str, pages: Iterable[list[tuple[str, int, 
 
 
 def check_not_empty(url: str, prefix: str, listing: Listing) -> None:
-    """Refuse an empty listing of a prefix; raises InputError."""
+    """Refuse an empty listing of a prefix; raise InputError."""
     if not listing:
         raise InputError(
             f"{url} holds no objects below {prefix or '/'!r}; "
@@ -217,7 +222,7 @@ def check_not_empty(url: str, prefix: str, listing: Listing) -> None:
 
 
 def bucket_and_prefix(url: str) -> tuple[str, str]:
-    """Split gs://bucket/prefix into its bucket and 'prefix/', or ''; raises InputError."""
+    """Split gs://bucket/prefix into its bucket and 'prefix/', or ''; raise InputError."""
     scheme, _, rest = url.partition("://")
     bucket, _, prefix = rest.partition("/")
     if not bucket:

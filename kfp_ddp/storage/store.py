@@ -79,7 +79,7 @@ class Store(ABC):
 
     @abstractmethod
     def fetch(self, name: str, into: BinaryIO, limit: int) -> bool:
-        """Copy a file to `into`, False if it is missing; raises InputError above `limit` bytes."""
+        """Copy a file to `into`, False if it is missing; raise InputError above `limit` bytes."""
 
     def read(self, name: str, limit: int) -> bytes | None:
         """Return the content of a file, None if it does not exist; see `fetch`."""
@@ -195,7 +195,8 @@ class Bucket(Store):
 
     def _put(self, content: BinaryIO, name: str) -> bool:
         """Upload on the condition that the object is the one that was compared."""
-        digest, size = self._digest(content), content.tell()
+        digest = self._digest(content)
+        size = content.tell()
 
         def same(seen: ObjectState | None) -> bool:
             return seen is not None and (seen.size, seen.digest) == (size, digest)
@@ -220,7 +221,8 @@ class Bucket(Store):
 
         def attempt() -> bool:
             """Return False if another writer came first."""
-            seen, before = self._stat(name), io.BytesIO()
+            seen = self._stat(name)
+            before = io.BytesIO()
             try:
                 if seen is not None:
                     event_loop.run(self._download(self._entry(name, seen), before, SMALL))
@@ -248,8 +250,9 @@ class Bucket(Store):
             yield page
 
     async def _download(self, entry: Entry, into: BinaryIO, limit: int) -> None:
-        """Replace the content of `into` by the object; raises Changed if it is another one now."""
-        loop, what = asyncio.get_running_loop(), f"{self.uri}/{entry.name}"
+        """Replace the content of `into` by the object; raise Changed if it is another one now."""
+        loop = asyncio.get_running_loop()
+        what = f"{self.uri}/{entry.name}"
         idle = self._idle[loop]  # a forked process has another loop
         reader = idle.pop() if idle else self._source.reader(None)
 
@@ -347,7 +350,7 @@ def bounded(into: BinaryIO, limit: int, what: str) -> Callable[[bytes], None]:
 
 
 def read_bounded(blocks: Iterable[bytes], limit: int, peer: str) -> bytes:
-    """Return a response such as a page of a listing; raises InputError above `limit` bytes."""
+    """Return a response such as a page of a listing; raise InputError above `limit` bytes."""
     body = bytearray()
     for block in blocks:
         body += block

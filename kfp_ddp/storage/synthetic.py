@@ -31,7 +31,8 @@ _VERSION = "1"
 class SyntheticSource:
     """`<class>/<number>.bmp` with equally many images of each class, and no split."""
 
-    exposed, resumes = False, True
+    exposed = False
+    resumes = True
     max_workers = 16
 
     def __init__(self, url: str, options: SourceOptions) -> None:
@@ -39,7 +40,9 @@ class SyntheticSource:
         numbers = re.fullmatch(SYNTHETIC, url.partition("://")[2])
         if numbers is None:
             raise InputError(f"source {url!r} is not synthetic://CLASSESxIMAGES@PIXELS?seed=N")
-        self.classes, self.images, self.pixels, self.seed = (int(n or 0) for n in numbers.groups())
+        self.classes, self.images, self.pixels, self.seed = (
+            int(number or 0) for number in numbers.groups()
+        )
         if not _LEAST * self.classes <= self.images <= MAX_OBJECTS:
             raise InputError(
                 f"source {url!r} has {self.images:,} images of {self.classes:,} classes: give "
@@ -53,7 +56,8 @@ class SyntheticSource:
     def listing(self) -> Listing:
         """Name all images, without computing one; see `Source.listing`."""
         listing = Listing(lists_crc=False)
-        wide, digits = len(str(self.classes)), len(str(self.images))
+        wide = len(str(self.classes))
+        digits = len(str(self.images))
         for label in range(self.classes):
             for number in range(label, self.images, self.classes):
                 name = f"c{label:0{wide}}/{number:0{digits}}.bmp"
@@ -70,7 +74,10 @@ class SyntheticSource:
         for cell, height in enumerate(self._widths):
             colours = self._random(f"{name.partition('/')[0]}/{cell}", 3 * _CELLS)
             scaled = bytes(value * (0xFF - _NOISE) // 0xFF for value in colours)
-            row = (scaled[3 * at : 3 * at + 3] * width for at, width in enumerate(self._widths))
+            row = (
+                scaled[3 * column : 3 * column + 3] * width
+                for column, width in enumerate(self._widths)
+            )
             pattern += b"".join(row).ljust(self._row, b"\0") * height
         size = len(pattern)
         noise = int.from_bytes(self._random(name, size)) & int.from_bytes(bytes([_NOISE]) * size)

@@ -51,7 +51,8 @@ class WebSource(HttpSource):
         self._manifest = Request(self.origin, target_of(parts), MAX_MANIFEST, b"", login)
         self._trusted_until = math.inf  # a login does not expire
         path, mark, query = self._manifest.target.partition("?")
-        self._folder, self._query = path.rpartition("/")[0], mark + query
+        self._folder = path.rpartition("/")[0]
+        self._query = mark + query
 
     def listing(self) -> Listing:
         """Read the manifest; see `Source.listing`."""
@@ -96,12 +97,14 @@ class ManifestRows:
     """Parses a foreign manifest as it arrives; `url` is as it may be shown."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._rest = url, b""
-        self._lines, self._listing = 0, Listing()
+        self._url = url
+        self._rest = b""
+        self._lines = 0
+        self._listing = Listing()
         self._files: object = None
 
     def take(self, block: bytes) -> None:
-        """Parse the next bytes; raises InputError if they are not of a manifest."""
+        """Parse the next bytes; raise InputError if they are not of a manifest."""
         *lines, self._rest = (self._rest + block).split(b"\n")
         for line in lines:
             self._take(line)
@@ -109,7 +112,7 @@ class ManifestRows:
             raise self._wrong("has no end")
 
     def end(self) -> Listing:
-        """Return its files; raises Damaged if it was cut."""
+        """Return its files; raise Damaged if it was cut."""
         if self._rest:
             self._take(self._rest)
         if not self._lines:
@@ -139,7 +142,8 @@ class ManifestRows:
         types = [type(column) for column in row[:4]] if isinstance(row, list) else []
         if types[:2] == [str, int] and types[3:] == [str]:
             name, size, _, crc = row[:4]
-            if is_text(name) and 0 <= size < _MAX_SIZE and _CRC.fullmatch(crc):
+            valid = is_text(name) and 0 <= size < _MAX_SIZE and _CRC.fullmatch(crc)
+            if valid:
                 token = row[2] if type(row[2]) is str and new_hash(row[2]) else crc
                 self._listing.add(name, size, int(crc, 16), tag=token)
                 return

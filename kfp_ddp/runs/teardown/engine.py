@@ -48,12 +48,7 @@ def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str, keep: 
 
 def _ended(run_id: str, backend: str, job: Mapping[str, Any], work: str, keep: int) -> str:
     runs = InBucket(work) if is_remote(work) else OnClaim(Path(work))
-    ended = []
-    for task in tasks(Path(work) / run_id):
-        if (pid := local.recorded(task)) is not None:
-            local.end(pid, local.GRACE_SECONDS)
-            RunFolder(task).process.unlink(missing_ok=True)
-            ended.append(f"ended process group {pid}")
+    ended = _end_processes(Path(work) / run_id)
     if {backend, job.get("evaluate_backend", "local")} != {"local"}:
         ended += _jobs(run_id)
     elif os.environ.get("KFP_POD_NAME"):  # a run without jobs may deploy a model, too
@@ -67,6 +62,19 @@ def _ended(run_id: str, backend: str, job: Mapping[str, Any], work: str, keep: i
     summary = "; ".join(ended) or "nothing to clean up"
     print(summary, flush=True)
     return summary
+
+
+def _end_processes(run: Path) -> list[str]:
+    """End the local processes of a run's tasks."""
+    ended = []
+    for task in tasks(run):
+        process = local.recorded(task)
+        if process is None:
+            continue
+        local.end(process, local.GRACE_SECONDS)
+        RunFolder(task).process.unlink(missing_ok=True)
+        ended.append(f"ended process group {process}")
+    return ended
 
 
 def _notify(run_id: str, job: Mapping[str, Any], work: str) -> None:
@@ -93,8 +101,12 @@ def _old_runs(runs: "InBucket | OnClaim", run_id: str, keep: int) -> list[str]:
         return [f"retained {len(old)} older run(s): {error}"]
     unused = [name for name in old if not runs.in_use(name, alive)]
     left = sum(not runs.delete(name) for name in unused)
-    deleted = [f"deleted {len(unused) - left} older run(s)"] if unused else []
-    return deleted + ([f"could not delete {left}"] if left else [])
+    lines = []
+    if unused:
+        lines.append(f"deleted {len(unused) - left} older run(s)")
+    if left:
+        lines.append(f"could not delete {left}")
+    return lines
 
 
 def _jobs(run_id: str) -> list[str]:
@@ -139,12 +151,14 @@ class OnClaim:
     def in_use(self, run_id: str, alive: Callable[[str], bool]) -> bool:
         """Check leases and local processes."""
         try:
-            return alive(run_id) or any(
-                leases.folder_holders(RunFolder(task).leases, alive) or local.recorded(task)
-                for task in tasks(self._work / run_id)
-            )
+            if alive(run_id):
+                return True
+            for task in tasks(self._work / run_id):
+                if leases.folder_holders(RunFolder(task).leases, alive) or local.recorded(task):
+                    return True
         except OSError:
             return True
+        return False
 
     def delete(self, run_id: str) -> bool:
         """Delete all files."""
@@ -163,8 +177,8 @@ class InBucket:
         runs: dict[str, list[str]] = defaultdict(list)
         for name in self._names(""):
             runs[name.partition("/")[0]].append(name)
-        begun = {run: leases.begun_at(names) for run, names in runs.items()}
-        return {run: time for run, time in begun.items() if time and RUN_ID.fullmatch(run)}
+        begun = {run: leases.begun_at(runs[run]) for run in filter(RUN_ID.fullmatch, runs)}
+        return {run: time for run, time in begun.items() if time}
 
     def in_use(self, run_id: str, alive: Callable[[str], bool]) -> bool:
         """Check leases, as they are now."""
@@ -188,15 +202,19 @@ class InBucket:
 def tasks(run: Path) -> list[Path]:
     """Return the readable folders of a run's tasks, and its own, which older versions wrote to."""
     with contextlib.suppress(OSError):
-        if run.is_dir() and not run.is_symlink():
-            inner = (path for path in run.iterdir() if path.is_dir() and not path.is_symlink())
-            return [run, *inner]
+        if _is_folder(run):
+            return [run, *filter(_is_folder, run.iterdir())]
     return []
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _is_run(folder: Path) -> bool:
     folders = map(RunFolder, tasks(folder))
-    return any(os.path.exists(task.metrics) or os.path.exists(task.leases) for task in folders)
+    files = (path for task in folders for path in (task.metrics, task.leases))
+    return any(map(os.path.exists, files))
 
 
 def _last_written(run: Path) -> float:
@@ -221,7 +239,7 @@ def outcome(run_id: str, work: str, address: str) -> Outcome:
     fields: dict[str, Any] = {"run_id": run_id, "address": address}
     states = map(_state, _records(f"{work.rstrip('/')}/{run_id}"))
     last: dict[str, Any] = {"state": "unchanged"}
-    fields |= max(filter(None, states), key=lambda one: ADVANCE.index(one["state"]), default=last)
+    fields |= max(filter(None, states), key=_advance, default=last)
     try:
         api = Api.connect()
     except InputError:
@@ -234,10 +252,15 @@ def outcome(run_id: str, work: str, address: str) -> Outcome:
     return Outcome(**fields)
 
 
+def _advance(fields: dict[str, Any]) -> int:
+    return ADVANCE.index(fields["state"])
+
+
 def _records(run: str) -> list[TaskRecord]:
     """Return the records of a run's tasks; what is not plain, too large or unreadable is absent."""
     where = open_store(run)
-    names = [name for name, size in where.list("") if size <= LARGEST and is_plain(name)]
+    small = [name for name, size in where.list("") if size <= LARGEST]
+    names = filter(is_plain, small)
     with tempfile.TemporaryDirectory() as scratch:
         for name in files_of_records(names):
             with contextlib.suppress(KfpDdpError, OSError):
@@ -247,17 +270,16 @@ def _records(run: str) -> list[TaskRecord]:
 
 def _state(record: TaskRecord) -> dict[str, Any]:
     """Return the fields of the outcome that a task gives; none if nothing came of it."""
-    verdict, exported = record.verdict, record.exported
+    verdict = record.verdict
+    exported = record.exported
+    if not exported and "blessed" not in verdict:
+        return _state_of_training(record)
     if exported:
         state = "promoted" if exported.get("champion") else "exported"
         reason = str(exported.get("champion_stays", ""))
-    elif "blessed" in verdict:
+    else:
         state = "blessed" if verdict["blessed"] else "not blessed"
         reason = str(verdict.get("reason", "")).removeprefix(f"{state}: ")
-    elif record.failure:
-        return {"state": "failed", "step": record.task, "reason": record.failure.summary}
-    else:
-        return {"state": "trained"} if record.events else {}
     return {
         "state": state,
         "reason": reason,
@@ -268,6 +290,12 @@ def _state(record: TaskRecord) -> dict[str, Any]:
         "bundle": str(exported.get("uri", "")),
         "dataset": str(verdict.get("dataset_digest", "")),
     }
+
+
+def _state_of_training(record: TaskRecord) -> dict[str, Any]:
+    if record.failure:
+        return {"state": "failed", "step": record.task, "reason": record.failure.summary}
+    return {"state": "trained"} if record.events else {}
 
 
 def _cancelled(api: Api, run_id: str) -> bool:
@@ -290,6 +318,7 @@ def _failed(api: Api, run_id: str) -> tuple[str, str] | None:
     if not failed:
         return None
     first = min(failed, key=_ended_at)
+    # The step is the last part of the name, without what KFP adds.
     parts = [re.sub(r"\(\d+\)$", "", part) for part in _node(first).split(".")]
     named = [part for part in parts if part != "executor"]
     return named[-1].removesuffix("-driver"), _why(api, first)
@@ -313,4 +342,5 @@ def _why(api: Api, pod: Object) -> str:
     with contextlib.suppress(ApiError):  # the pod is deleted, or its log is forbidden
         error = last_error(api.call("GET", path, query=query, raw=True)["value"])
     reason = failure_reason(pod)
-    return error or (reason.text if reason else pod["status"].get("message")) or "see its log"
+    text = reason.text if reason else pod["status"].get("message")
+    return error or text or "see its log"

@@ -52,7 +52,8 @@ class Finished(NamedTuple):
 
     def chosen(self) -> tuple[Manifest, str]:
         """Return the checkpoint for other steps, and its path or URI; JobError if there is none."""
-        newest, folder = chosen_checkpoint(self.run_dir), RunFolder(self.run_dir).checkpoints
+        newest = chosen_checkpoint(self.run_dir)
+        folder = RunFolder(self.run_dir).checkpoints
         if newest is None:
             raise JobError(
                 f"training ended without a checkpoint in {folder}; see the log of the ranks above"
@@ -100,7 +101,8 @@ def train(
     place = create_run_folder(work, run_id, task)
     own: dict[str, Any] = {"data": dataset_path, "output_dir": place, "run_id": f"{run_id}/{task}"}
     if stop_epochs:  # of one folder, so that each part continues the last, in a job of its own
-        own["stop_epochs"], task_id = stop_epochs, f"{task_id}.{stop_epochs}"
+        own["stop_epochs"] = stop_epochs
+        task_id = f"{task_id}.{stop_epochs}"
     if backend != "local" and supervision.heartbeat_minutes:
         own["stop_when_stale"] = f"{place}/{RunFolder.HEARTBEAT}"
         own["stale_seconds"] = supervision.heartbeat_minutes * 60
@@ -110,7 +112,8 @@ def train(
             ranks = local_gpus(LaunchSpec.create(**fields, command=["true"]).nproc_per_node)
             with with_local_folders(config) as local:
                 run_dir = Path(local.output_dir)
-                record, claim = _train_here(local, task_name, ranks), ""
+                record = _train_here(local, task_name, ranks)
+                claim = ""
         else:
             ids = (run_id, task_name, task_id)
             config = config if is_remote(place) else with_local_weights(config)

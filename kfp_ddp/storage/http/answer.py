@@ -35,10 +35,11 @@ class MinimumRate:
 
     def restart(self) -> None:
         """Start another response."""
-        self.bytes, self._seconds = 0, 0.0
+        self.bytes = 0
+        self._seconds = 0.0
 
     def waited(self, seconds: float) -> None:
-        """Add seconds in which `bytes` have arrived; raises TimeoutError if they are too slow."""
+        """Add seconds in which `bytes` have arrived; raise TimeoutError if they are too slow."""
         if not self.bytes:
             return
         self._seconds += seconds
@@ -80,7 +81,7 @@ class Response:
         return not self.complete and max(self.size, self.length or 0) > BLOCK
 
     def feed(self, data: bytes) -> None:
-        """Parse the next bytes; raises HttpError."""
+        """Parse the next bytes; raise HttpError."""
         if not self.status:
             data = self._read_head(data)
             if not self.status:
@@ -91,22 +92,25 @@ class Response:
             self._gather(data)
         else:
             if len(data) > self.left:  # more than announced
-                data, self.keeps = data[: self.left], False
+                data = data[: self.left]
+                self.keeps = False
             self._gather(data)
             self.left -= len(data)
             self.complete = not self.left
 
     def finish(self) -> None:
-        """End the response with its connection; raises HttpError where it is incomplete."""
+        """End the response with its connection; raise HttpError where it is incomplete."""
         if not self.status:
             raise HttpError("connection closed without an answer")
-        if not self.complete and (self._chunk or self.left != _UNTIL_THE_END):
+        until_the_end = self.left == _UNTIL_THE_END and not self._chunk
+        if not self.complete and not until_the_end:
             raise HttpError("connection closed within the answer")
         self.complete = True
 
     def take(self) -> list[bytes]:
         """Return and empty the buffer."""
-        blocks, self._blocks = self._blocks, []
+        blocks = self._blocks
+        self._blocks = []
         return blocks
 
     def field(self, name: bytes) -> bytes:
@@ -130,12 +134,15 @@ class Response:
         data = self._rest + data
         while True:
             end = data.find(b"\r\n\r\n") + 4
-            if len(data if end < 4 else data[:end]) > MAX_HEAD:
+            is_complete = end >= 4
+            size = end if is_complete else len(data)
+            if size > MAX_HEAD:
                 raise HttpError("endless head")
-            if end < 4:
+            if not is_complete:
                 self._rest = data
                 return b""
-            self._head, data = data[:end], data[end:]
+            self._head = data[:end]
+            data = data[end:]
             match = _STATUS.match(self._head)
             if match is None:
                 raise HttpError(f"not HTTP/1: {self._head[:60]!r}")
@@ -143,20 +150,26 @@ class Response:
             if status >= 200:
                 break
             self._extra += 1
-            if status == 101 or self._extra > _MAX_INTERIM:
-                raise HttpError(f"HTTP {status} without end" if status != 101 else "HTTP 101")
-        self.version, self._lower = 10 + int(match[1]), self._head.lower()
-        self._rest, self._extra = b"", 0
+            if status == 101:
+                raise HttpError("HTTP 101")
+            if self._extra > _MAX_INTERIM:
+                raise HttpError(f"HTTP {status} without end")
+        self.version = 10 + int(match[1])
+        self._lower = self._head.lower()
+        self._rest = b""
+        self._extra = 0
         self._frame(status)
         self.status = status
         return data
 
     def _frame(self, status: int) -> None:
         wish = self.field(b"connection").lower()
-        self.keeps = wish != b"close" and (self.version == 11 or wish == b"keep-alive")
-        coding, length = self.field(b"transfer-encoding"), self.field(b"content-length")
+        self.keeps = wish != b"close" if self.version == 11 else wish == b"keep-alive"
+        coding = self.field(b"transfer-encoding")
+        length = self.field(b"content-length")
         if self._bodiless or status in _BODILESS:
-            self.length, self.complete = 0, True
+            self.length = 0
+            self.complete = True
             self.keeps = self.keeps or self._bodiless  # a tunnel lasts
         elif coding:
             if coding.lower() != b"chunked":
@@ -170,27 +183,30 @@ class Response:
             if self.length > self._room and status < 300:
                 raise TooLongError(f"more than {self._limit:,} bytes")
         else:
-            self.left, self.keeps = _UNTIL_THE_END, False
+            self.left = _UNTIL_THE_END
+            self.keeps = False
 
     def _read_chunks(self, data: bytes) -> None:
-        data, self._rest = self._rest + data, b""
-        at = 0
-        while not self.complete and at < len(data):
+        data = self._rest + data
+        self._rest = b""
+        start = 0
+        while not self.complete and start < len(data):
             if self.left:
-                block = data[at : at + self.left]
+                block = data[start : start + self.left]
                 self._gather(block)
                 self.left -= len(block)
-                at += len(block)
+                start += len(block)
                 continue
-            end = data.find(b"\r\n", at)
-            if (len(data) if end < 0 else end) - at > _MAX_LINE:
+            end = data.find(b"\r\n", start)
+            line_end = len(data) if end < 0 else end
+            if line_end - start > _MAX_LINE:
                 raise HttpError("endless line in a chunked body")
             if end < 0:
-                self._rest = data[at:]
+                self._rest = data[start:]
                 return
-            self._read_line(data[at:end])
-            at = end + 2
-        if at < len(data):
+            self._read_line(data[start:end])
+            start = end + 2
+        if start < len(data):  # more than announced
             self.keeps = False
 
     def _read_line(self, line: bytes) -> None:

@@ -37,7 +37,8 @@ class HttpPool:
     """Connections to a server that are opened before they are needed."""
 
     def __init__(self, origin: Origin, timeout: float) -> None:
-        self.origin, self.timeout = origin, timeout
+        self.origin = origin
+        self.timeout = timeout
         self._opening: deque[asyncio.Task[HttpConnection]] = deque()
 
     def open(self, count: int) -> None:
@@ -52,7 +53,7 @@ class HttpPool:
         return await HttpConnection.open(self.origin, self.timeout)
 
     async def take(self, origin: Origin) -> HttpConnection:
-        """Return a connection to a server; raises as `HttpConnection.open`."""
+        """Return a connection to a server; raise as `HttpConnection.open`."""
         while self._opening and origin == self.origin:
             connection = await self._opening.popleft()
             if connection.idle:
@@ -89,9 +90,10 @@ class HttpClient:
             self._ahead = request
 
     async def get(self, request: Request) -> Response:
-        """Return the response, with its body unless it is big; raises OSError, and InputError."""
+        """Return the response, with its body unless it is big; raise OSError, and InputError."""
         for _ in range(1 + _MAX_REDIRECTS):
-            ahead, self._ahead = self._ahead, None
+            ahead = self._ahead
+            self._ahead = None
             connection = self._connections.get(request.origin)
             try:
                 if ahead != request or connection is None:
@@ -115,7 +117,7 @@ class HttpClient:
     async def rest(
         self, answer: Response, take: Callable[[bytes], None], threads: Executor | None = None
     ) -> None:
-        """Pass the body of a response to `take`, in a thread if it is big; raises OSError."""
+        """Pass the body of a response to `take`, in a thread if it is big; raise OSError."""
         if not answer.complete:
             assert self._current is not None
             try:
@@ -127,7 +129,7 @@ class HttpClient:
             take(block)
 
     async def pour(self, request: Request, take: Callable[[bytes], None]) -> Response:
-        """Pass the body of a response 200 to `take`; raises as `get`."""
+        """Pass the body of a response 200 to `take`; raise as `get`."""
         answer = await self.get(request)
         if answer.status == HTTPStatus.OK:
             await self.rest(answer, take)
@@ -200,7 +202,9 @@ class HttpSource(ABC):
     """Remedy in the message of `refusal`."""
 
     def __init__(self, url: str, origin: Origin, timeout: float) -> None:
-        self.url, self.origin, self.exposed = url, origin, origin.exposed
+        self.url = url
+        self.origin = origin
+        self.exposed = origin.exposed
         self.pool = HttpPool(origin, timeout)
         self.secret = b""
         self._lock = threading.Lock()
@@ -222,7 +226,9 @@ class HttpSource(ABC):
 
     def _authorise(self, refused: bytes | None) -> None:
         with self._lock:
-            if refused == self.secret or not (self.authorised or refused is not None):
+            # Another thread may have renewed them while this one waited.
+            expired = refused is None and not self.authorised
+            if expired or refused == self.secret:
                 self._renew(refused is not None)
                 self._trusted_until = time.monotonic() + TRUSTED_SECONDS
 
@@ -277,7 +283,9 @@ class HttpReader:
     """Reads objects over one connection; see `Reader`."""
 
     def __init__(self, source: HttpSource, threads: Executor | None) -> None:
-        self._source, self._client, self._threads = source, HttpClient(source.pool), threads
+        self._source = source
+        self._client = HttpClient(source.pool)
+        self._threads = threads
         self._ahead: tuple[Entry, Request] | None = None
 
     def prefetch(self, entry: Entry) -> None:
@@ -300,12 +308,14 @@ class HttpReader:
     async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
         """See `Reader.pour`."""
         complete: Checksum | None = None
-        start, before = offset, -1
+        start = offset
+        before = -1
         while before < offset < entry.size:
             answer = await self._open(entry, offset)
             if offset == start == 0:
                 complete = self._source.checksum(entry, answer)
-            checksums = [c for c in (complete, self._source.part_checksum(answer)) if c]
+            part = self._source.part_checksum(answer)
+            checksums = [checksum for checksum in (complete, part) if checksum]
             before = offset
             offset += await self._rest(answer, offset, checksums, take)
             for checksum in checksums:
@@ -325,7 +335,8 @@ class HttpReader:
 
         def take_rest(block: bytes) -> None:
             nonlocal skip, size
-            rest, skip = block[skip:], max(0, skip - len(block))
+            rest = block[skip:]
+            skip = max(0, skip - len(block))
             if rest:
                 size += len(rest)
                 for checksum in checksums:
@@ -343,8 +354,10 @@ class HttpReader:
         self._client.close()
 
     async def _open(self, entry: Entry, offset: int) -> Response:
-        source, client = self._source, self._client
-        ahead, self._ahead = self._ahead, None
+        source = self._source
+        client = self._client
+        ahead = self._ahead
+        self._ahead = None
         if ahead is not None and ahead[0] is entry and not offset:
             request = ahead[1]
         else:
@@ -355,7 +368,8 @@ class HttpReader:
             if answer.status not in _GOOD:
                 text = b"".join(answer.take())[:MAX_ERROR]
                 raise await source.refusal(entry, answer.status, text, request.secret)
-            expected, pinned = entry.size, source.has_pin(entry, answer)
+            expected = entry.size
+            pinned = source.has_pin(entry, answer)
             if answer.status == HTTPStatus.PARTIAL_CONTENT:
                 expected = min(source.part, entry.size - offset)
                 span = b"bytes %d-%d/" % (offset, offset + expected - 1)

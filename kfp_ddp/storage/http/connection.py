@@ -45,14 +45,16 @@ class HttpConnection:
         self._answer: Response | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: OSError | None = None
-        self._silence, self._pace = 0, MinimumRate(timeout)
+        self._silence = 0
+        self._pace = MinimumRate(timeout)
         self._timer: asyncio.TimerHandle | None = None
         self._server: tuple[ssl.SSLContext, Origin] | None = None  # to store its session
 
     @classmethod
     async def open(cls, origin: Origin, timeout: float) -> Self:
-        """Connect, through the proxy of the environment if any; raises OSError, InputError."""
-        connection, limit = cls(timeout), min(timeout, _CONNECT)
+        """Connect, through the proxy of the environment if any; raise OSError, InputError."""
+        connection = cls(timeout)
+        limit = min(timeout, _CONNECT)
         try:
             async with asyncio.timeout(limit):
                 await connection._connect(origin)
@@ -76,18 +78,20 @@ class HttpConnection:
 
     def send(self, request: bytes, limit: int, bodiless: bool = False) -> None:
         """Send a request on an idle connection; `answer` returns the response. See `Response`."""
-        self._answer, self._unsent = Response(limit, bodiless), request
+        self._answer = Response(limit, bodiless)
+        self._unsent = request
         self._pace.restart()
         self._write()
         if self._unsent and self._socket is not None:
             self._loop.add_writer(self._socket.fileno(), self._write_rest)
 
     async def answer(self) -> Response:
-        """Return the response, complete unless it is `big`; raises OSError."""
+        """Return the response, complete unless it is `big`; raise OSError."""
         answer = self._answer
         assert answer is not None
         if not answer.complete and not answer.big and self._socket is not None:
-            self._waiter, self._silence = self._loop.create_future(), 0
+            self._waiter = self._loop.create_future()
+            self._silence = 0
             if self._timer is None:
                 self._timer = self._loop.call_later(self._timeout / _CHECKS, self._check)
             try:
@@ -101,8 +105,9 @@ class HttpConnection:
         return answer
 
     async def rest(self, take: Callable[[bytes], None], threads: Executor | None) -> None:
-        """Pass the body of a big response to `take`, in a thread; raises OSError."""
-        sock, answer = self._socket, self._answer
+        """Pass the body of a big response to `take`, in a thread; raise OSError."""
+        sock = self._socket
+        answer = self._answer
         assert sock is not None
         assert answer is not None
 
@@ -181,7 +186,8 @@ class HttpConnection:
 
     def _keep_session(self, server: tuple[ssl.SSLContext, Origin]) -> None:
         """Store the session for the next connection; TLS 1.3 has it after the first response."""
-        sock, self._server = self._socket, None
+        sock = self._socket
+        self._server = None
         if isinstance(sock, ssl.SSLSocket) and sock.session is not None:
             if len(_sessions) >= _MAX_HOSTS:
                 _sessions.clear()
@@ -202,7 +208,8 @@ class HttpConnection:
             self._loop.remove_writer(self._socket.fileno())
 
     def _read(self) -> None:
-        answer, sock = self._answer, self._socket
+        answer = self._answer
+        sock = self._socket
         assert sock is not None
         try:
             while True:
@@ -273,7 +280,8 @@ class HttpConnection:
             self._timer.cancel()
             self._timer = None
         if self._socket is not None:
-            sock, self._socket = self._socket, None
+            sock = self._socket
+            self._socket = None
             self._loop.remove_reader(sock.fileno())
             self._loop.remove_writer(sock.fileno())
             sock.close()
@@ -282,7 +290,8 @@ class HttpConnection:
 
 async def _resolve(host: str, port: int) -> Sequence[_Address]:
     """Return the addresses of a host, looked up once for connections that are opened together."""
-    now, (until, addresses) = time.monotonic(), _addresses.get((host, port), (0.0, []))
+    now = time.monotonic()
+    until, addresses = _addresses.get((host, port), (0.0, []))
     if now > until:
         loop = asyncio.get_running_loop()
         addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -332,7 +341,9 @@ class _Records(io.RawIOBase):
     """A TLS socket as a file that checks the pace every `period` seconds."""
 
     def __init__(self, sock: socket.socket, period: float, pace: MinimumRate) -> None:
-        self._sock, self._period, self._pace = sock, period, pace
+        self._sock = sock
+        self._period = period
+        self._pace = pace
         self.began = 0.0
 
     def readable(self) -> bool:

@@ -39,11 +39,11 @@ class Origin:
 
     @classmethod
     def of(cls, url: str, authorities: str = "") -> "Origin":
-        """Return the server of an address; raises InputError for an invalid one."""
+        """Return the server of an address; raise InputError for an invalid one."""
         try:
             parts = urlsplit(url)
             secure = parts.scheme == "https"
-            port = parts.port or (443 if secure else 80)
+            port = parts.port or _default_port(secure)
             host = parts.hostname or ""
             host = host if ":" in host else host.encode("idna").decode()
         except ValueError as error:
@@ -55,7 +55,8 @@ class Origin:
     @functools.cached_property
     def authority(self) -> bytes:
         """The value of the header Host, without a default port."""
-        return _authority(self.host, 0 if self.port == (443 if self.secure else 80) else self.port)
+        port = 0 if self.port == _default_port(self.secure) else self.port
+        return _authority(self.host, port)
 
     @property
     def exposed(self) -> bool:
@@ -95,8 +96,9 @@ class Request(NamedTuple):
         )
 
     def redirected(self, location: str) -> "Request":
-        """Return the request for another address, which may be relative; raises InputError."""
-        current = f"http{'s' * self.origin.secure}://{self.origin.authority.decode()}{self.target}"
+        """Return the request for another address, which may be relative; raise InputError."""
+        scheme = "https" if self.origin.secure else "http"
+        current = f"{scheme}://{self.origin.authority.decode()}{self.target}"
         try:
             address = urljoin(current, location)
         except ValueError:
@@ -107,13 +109,17 @@ class Request(NamedTuple):
                 f"{self.origin.host} redirects from https to http, to {origin.host}; "
                 "give the address of a server that stays with https"
             )
+        target = target_of(urlsplit(address))
+        # Another server must not get the credentials of this one.
         secret = self.secret if origin == self.origin else b""
-        return self._replace(origin=origin, target=target_of(urlsplit(address)), secret=secret)
+        return self._replace(origin=origin, target=target, secret=secret)
 
 
 def target_of(parts: SplitResult) -> str:
     """Return path and query of an address, quoted where necessary."""
-    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    target = parts.path or "/"
+    if parts.query:
+        target += f"?{parts.query}"
     return target if _TARGET.fullmatch(target) else quote(target, safe=_UNQUOTED)
 
 
@@ -132,6 +138,7 @@ def credentials(parts: SplitResult, header: bytes = b"Authorization") -> bytes:
 def netrc_login(host: str) -> bytes:
     """Return the header line for a host's login in the netrc file; b'' without."""
     path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
+    # A file that NETRC names must exist.
     if "NETRC" not in os.environ and not os.path.exists(path):
         return b""
     import netrc
@@ -151,7 +158,8 @@ def display(url: str) -> str:
     scheme, slashes, rest = url.partition("//") if "//" in url else ("", "", url)
     place, path, more = _PARTS.fullmatch(rest).groups()  # type: ignore[union-attr]
     port = place.rpartition(":")[2]
-    if "@" in path + more and not (path and (port.isdigit() or ":" not in place)):
+    is_server = path and (port.isdigit() or ":" not in place)
+    if "@" in path + more and not is_server:
         return f"{scheme}{slashes}…"  # perhaps a password with such a character in it
     return f"{scheme}{slashes}{place.rpartition('@')[2]}{path}"
 
@@ -160,13 +168,18 @@ def _basic(header: bytes, user: str, password: str) -> bytes:
     return b"%b: Basic %b\r\n" % (header, base64.b64encode(f"{user}:{password}".encode()))
 
 
+def _default_port(secure: bool) -> int:
+    return 443 if secure else 80
+
+
 def _authority(host: str, port: int) -> bytes:
     name = f"[{host}]" if ":" in host else host
     return (f"{name}:{port}" if port else name).encode("ascii")
 
 
 def _proxy(scheme: str, host: str, port: int) -> str:
-    if sys.platform == "linux" and not any(n.lower().endswith("_proxy") for n in os.environ):
+    is_set = any(name.lower().endswith("_proxy") for name in os.environ)
+    if sys.platform == "linux" and not is_set:
         return ""  # urllib.request takes 40 ms to import
     import urllib.request
 

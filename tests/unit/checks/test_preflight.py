@@ -21,7 +21,8 @@ from kfp_ddp.models.release import Registering, part_of
 from kfp_ddp.plan.form import StepResources
 from kfp_ddp.plan.sweep import MAX_TRIALS, Sweep, examples_of, number_of
 from kfp_ddp.rollout.rollout import OURS
-from kfp_ddp.storage.kinds import check_address, open_store
+from kfp_ddp.storage.address import check_address
+from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.spec.config import TrainConfig
 from tests.cluster import FakeApi
 

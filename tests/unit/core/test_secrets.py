@@ -132,6 +132,7 @@ SECRET: list[Any] = [
     *({"env_vars": [{"name": "MY_KEY", "value": P}]}, {"env": {"PASSWORD": "12345678"}}),
     {"init_containers": [{"name": "a", "env": [{"name": "TOKEN", "value": P}]}]},
     {"args": [pack(f"--token={P}".encode(), WORD)]},
+    {"n_" * 100_000 + "token_1": P},  # read in linear time
 ]
 
 
@@ -146,3 +147,9 @@ def test_secret_is_refused_in_a_line_that_does_not_show_it(value: Any) -> None:
     with pytest.raises(InputError, match=r"^[^\n]*env_from_secrets[^\n]*$") as caught:
         check_secrets(value, "parameter")
     assert P not in str(caught.value)
+
+
+@pytest.mark.parametrize("part", ["env_", "a-", "eyJ-", "a://{b}c "])
+def test_time_to_read_a_long_name_is_linear(part: str) -> None:
+    # A search from each part to the end takes an hour.
+    check_secrets({part * 100_000: "x"})
