@@ -66,7 +66,7 @@ class Phase:
         wrapped = textwrap.wrap(self.detail, self.width, break_on_hyphens=False)
         first, *others = wrapped if self._live and wrapped else [self.detail]
         line = self._line("✓" if good else "✗", first)
-        rest = "".join(f"{' ' * INDENT}{one}\n" for one in others)
+        rest = "".join(f"{' ' * INDENT}{text}\n" for text in others)
         self._write(f"{CLEAR_LINE if self._live else ''}{line}\n{rest}")
 
     def _line(self, mark: str, detail: str) -> str:
@@ -98,7 +98,8 @@ class RunProgress:
     """The progress of the trainings of a run, from their growing files of metrics."""
 
     def __init__(self, output: Path) -> None:
-        self._output, self._training = output, TrainingProgress()
+        self._output = output
+        self._training = TrainingProgress()
         self._tail: MetricsTail | None = None
 
     def line(self, width: int) -> str:
@@ -131,25 +132,34 @@ def detail(output: Path, step: str) -> str:
         case "dataset-volume":
             return "read in place: " + "/".join(Path(values["path"]).parts[-2:])
         case "train":
-            speed, accuracy = images_per_second(output), values.get("val_accuracy")
-            training = TrainingProgress()
-            training.update(_events(output))
-            text = f"{training.step or values['step']:.0f} steps"
-            if training.stopped_early:
-                text = f"{training.step} of {training.total} steps, stopped early"
-            text += f", {speed:,.0f} images/s" if speed else ""
-            return text if accuracy is None else f"{text}, val accuracy {accuracy:.1%}"
+            return _training_detail(output, values)
         case "tune":
             return f"{values['trials']:.0f} trials, best val accuracy {values['best_accuracy']:.1%}"
         case "evaluate":
-            low, high = values["accuracy_low"], values["accuracy_high"]
-            return f"accuracy {values['accuracy']:.1%} (95 % interval {low:.1%} to {high:.1%})"
+            interval = f"{values['accuracy_low']:.1%} to {values['accuracy_high']:.1%}"
+            return f"accuracy {values['accuracy']:.1%} (95 % interval {interval})"
         case "export":
             formats = [word for file, word in FORMATS.items() if file in values["formats"]]
             return f"{', '.join(formats[:-1])} and {formats[-1]} match the checkpoint"
         case "publish":
             return f"version {values['version']}" + (", the champion" if values["champion"] else "")
     return ""
+
+
+def _training_detail(output: Path, values: Mapping[str, Any]) -> str:
+    """Return steps, speed and accuracy of a training, as far as they are known."""
+    training = TrainingProgress()
+    training.update(_events(output))
+    if training.stopped_early:
+        parts = [f"{training.step} of {training.total} steps, stopped early"]
+    else:
+        parts = [f"{training.step or values['step']:.0f} steps"]
+    if speed := images_per_second(output):
+        parts.append(f"{speed:,.0f} images/s")
+    accuracy = values.get("val_accuracy")
+    if accuracy is not None:
+        parts.append(f"val accuracy {accuracy:.1%}")
+    return ", ".join(parts)
 
 
 def images_per_second(output: Path) -> float:
@@ -163,13 +173,17 @@ def collect_results(output: Path, seconds: float) -> dict[str, Any]:
 
     The bundle of the previous run is deleted only now, after a successful run.
     """
-    synced, evaluated, verdict = (outputs(output, s) for s in ("data-sync", "evaluate", "gate"))
+    synced = outputs(output, "data-sync")
+    evaluated = outputs(output, "evaluate")
+    verdict = outputs(output, "gate")
     pictures = {"report": ("gate", "gate_report"), "loss_curve": ("train", "loss_curve")}
     summary: dict[str, Any] = {
         "accuracy": evaluated["accuracy"],
         "seconds": round(seconds, 1),
         "images_per_second": round(images_per_second(output), 1),
-        "ranks": next(e["world_size"] for e in _events(output) if e["event"] == "start"),
+        "ranks": next(
+            event["world_size"] for event in _events(output) if event["event"] == "start"
+        ),
         "files": synced["files"],
         "files_copied": synced["downloaded"],
         "blessed": verdict["blessed"],
@@ -224,8 +238,10 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
 
 def shown(path: str | Path) -> str:
     """Return the path relative to the working directory, quoted for a shell."""
-    here, full = Path.cwd(), Path(os.path.abspath(path))
-    return shlex.quote(str(full.relative_to(here) if full.is_relative_to(here) else full))
+    here = Path.cwd()
+    full = Path(os.path.abspath(path))
+    short = full.relative_to(here) if full.is_relative_to(here) else full
+    return shlex.quote(str(short))
 
 
 def example(output: Path) -> str:
@@ -233,9 +249,11 @@ def example(output: Path) -> str:
     with (output / "bundle" / "predictions.csv").open(encoding="utf-8", newline="") as file:
         name = next(iter(Reader(file)))["path"]
     synced = outputs(output, "data-sync")
-    folders = [Path(folder) for folder in (synced["source"], synced["path"])]
-    images = (path for folder in folders for path in (folder / name, *folder.glob(f"*/{name}")))
-    return shown(next((path for path in images if path.is_file()), "picture.jpg"))
+    for folder in (Path(synced["source"]), Path(synced["path"])):
+        for path in (folder / name, *folder.glob(f"*/{name}")):
+            if path.is_file():
+                return shown(path)
+    return shown("picture.jpg")
 
 
 def outputs(output: Path, step: str) -> dict[str, Any]:
