@@ -48,7 +48,9 @@ class Phase:
     @property
     def width(self) -> int:
         """Width of the detail."""
-        columns = shutil.get_terminal_size().columns if self._live else sys.maxsize
+        if not self._live:
+            return DETAIL_WIDTH
+        columns = shutil.get_terminal_size().columns
         return max(10, min(DETAIL_WIDTH, columns - REST_WIDTH))
 
     def show(self, detail: str) -> None:
@@ -63,11 +65,14 @@ class Phase:
 
     def end(self, good: bool) -> None:
         """Write the phase's last line; a detail that is too long goes on in the next one."""
-        wrapped = textwrap.wrap(self.detail, self.width, break_on_hyphens=False)
-        first, *others = wrapped if self._live and wrapped else [self.detail]
+        texts = [self.detail]
+        if self._live and self.detail.strip():
+            texts = textwrap.wrap(self.detail, self.width, break_on_hyphens=False)
+        first, *others = texts
+        clear = CLEAR_LINE if self._live else ""
         line = self._line("✓" if good else "✗", first)
         rest = "".join(f"{' ' * INDENT}{text}\n" for text in others)
-        self._write(f"{CLEAR_LINE if self._live else ''}{line}\n{rest}")
+        self._write(f"{clear}{line}\n{rest}")
 
     def _line(self, mark: str, detail: str) -> str:
         seconds = time.monotonic() - self._started
@@ -104,10 +109,13 @@ class RunProgress:
 
     def line(self, width: int) -> str:
         """Return bar, step, figures and remaining time, as far as the width allows."""
-        files = [] if self._tail else list(self._output.glob("work/*/*/metrics.jsonl"))
-        self._tail = MetricsTail(files[0]) if files else self._tail
+        if self._tail is None:
+            for file in self._output.glob("work/*/*/metrics.jsonl"):
+                self._tail = MetricsTail(file)
+                break
         training = self._training
-        training.update(self._tail.read() if self._tail else [])
+        if self._tail is not None:
+            training.update(self._tail.read())
         if training.last is None:
             return "starting the ranks"
         line = training.line(width)
@@ -142,7 +150,8 @@ def detail(output: Path, step: str) -> str:
             formats = [word for file, word in FORMATS.items() if file in values["formats"]]
             return f"{', '.join(formats[:-1])} and {formats[-1]} match the checkpoint"
         case "publish":
-            return f"version {values['version']}" + (", the champion" if values["champion"] else "")
+            champion = ", the champion" if values["champion"] else ""
+            return f"version {values['version']}{champion}"
     return ""
 
 
@@ -258,9 +267,11 @@ def example(output: Path) -> str:
 
 def outputs(output: Path, step: str) -> dict[str, Any]:
     """Return outputs and artifact metadata of a step by name; in a loop of the newest iteration."""
-    values: dict[str, Any] = {}
     written = _written(output, f"*/**/{step}/executor_output.json")
-    document = json.loads(written[-1].read_text()) if written else {}
+    if not written:
+        return {}
+    document = json.loads(written[-1].read_text())
+    values: dict[str, Any] = {}
     for artifacts in document.get("artifacts", {}).values():
         for artifact in artifacts["artifacts"]:
             values |= artifact.get("metadata", {})

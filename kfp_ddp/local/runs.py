@@ -231,9 +231,8 @@ def _with_network(arguments: dict[str, Any], weights: str) -> dict[str, Any]:
             f"there is no file {weights}: give pretrained true (weights of ImageNet), auto, false, "
             "a file or an address"
         )
-    own_model = arguments.get("model", "auto") != "auto"
-    own_script = arguments["training"].get("script")
-    if own_model or own_script or is_per_node(weights):
+    chosen = arguments.get("model", "auto") != "auto" or arguments["training"].get("script")
+    if chosen or is_per_node(weights):
         return arguments
     from kfp_ddp.training.state.initial_weights import network_of  # torch takes seconds
 
@@ -247,7 +246,9 @@ def _check_network(config: TrainConfig, photographs: Photographs, ranks: int) ->
     batch, micro = divide(config, photographs.train, ranks, before=None)
     pretrained = config.pretrained
     is_local = is_path(pretrained) and not is_per_node(pretrained)
-    if config.model_code or (micro > 1 and not is_local):
+    if config.model_code:
+        return
+    if micro > 1 and not is_local:
         return
     from kfp_ddp.training.prepare import check_network  # torch takes seconds
 

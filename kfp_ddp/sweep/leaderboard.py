@@ -252,9 +252,13 @@ def parallel(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "Mark
     )
 
 
+def _is_on_a_scale(value: Any) -> bool:
+    return is_number(value) and not isinstance(value, bool)
+
+
 def _scaled(values: Sequence[Any]) -> tuple[str, list[float]]:
     """Return the ends of an axis, as text, and the share of each value on it."""
-    if not all(is_number(value) and not isinstance(value, bool) for value in values):
+    if not all(map(_is_on_a_scale, values)):
         different = list(dict.fromkeys(map(_setting, values)))
         last = max(1, len(different) - 1)
         return ", ".join(different), [different.index(_setting(value)) / last for value in values]

@@ -92,8 +92,9 @@ class Study:
         self.listed = listed(sweep)
         self._study = _open(file)
         records = self._study.user_attrs
-        self.trials = [Trial(**records[key]) for key in sorted(records) if key.isdecimal()]
-        self.began: float = records.get("began") or time.time()
+        numbers = filter(str.isdecimal, sorted(records))
+        self.trials = [Trial(**records[number]) for number in numbers]
+        self.began: float = records.get("began", time.time())
         self._study.set_user_attr("began", self.began)
 
     @property
@@ -103,8 +104,9 @@ class Study:
         hours = sum(trial.hours for trial in self.trials)
         if 0 < sweep.max_gpu_hours <= hours:
             return f"max_gpu_hours={sweep.max_gpu_hours:g}"
-        late = 0 < sweep.max_minutes * 60 <= time.time() - self.began
-        return f"max_minutes={sweep.max_minutes:g}" if late else ""
+        if 0 < sweep.max_minutes * 60 <= time.time() - self.began:
+            return f"max_minutes={sweep.max_minutes:g}"
+        return ""
 
     def next(self, running: Collection[int]) -> Trial | None:
         """Return the trial to train now, to its `level`; None if there is none at present.
@@ -201,9 +203,11 @@ class Study:
         """Give the sampler the accuracy of a trial at its first rung, once."""
         import optuna
 
-        accuracy = trial.accuracies[0] if trial.accuracies else None
-        state = optuna.trial.TrialState.FAIL if accuracy is None else None
-        self._study.tell(proposal, accuracy, state=state, skip_if_finished=True)
+        if trial.accuracies:
+            self._study.tell(proposal, trial.accuracies[0], skip_if_finished=True)
+        else:
+            failed = optuna.trial.TrialState.FAIL
+            self._study.tell(proposal, state=failed, skip_if_finished=True)
 
     def _save(self, trial: Trial) -> None:
         self._study.set_user_attr(f"{trial.number:06}", dataclasses.asdict(trial))
