@@ -298,7 +298,8 @@ def run(compiled: Path, command: Command) -> tuple[Path, dict[str, Any]]:
     form = Form(pipeline)
     requested = form.read(command.file, command.words)
     fixed = _fixed_arguments(form, command.source)
-    if twice := [name for name in fixed if name in requested]:
+    twice = [name for name in fixed if name in requested]
+    if twice:
         raise InputError(f"{twice[0]} cannot be set: with --local it is {fixed[twice[0]]}")
     arguments = {**requested, **fixed}
     if form.subjects and "sync" in form.parameters:

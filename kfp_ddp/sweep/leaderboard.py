@@ -114,7 +114,7 @@ class Leaderboard:
     def figures(self) -> dict[str, float]:
         """Return the metrics of the sweep."""
         trials = self.study.trials
-        figures = {
+        figures: dict[str, float] = {
             "trials": len(trials),
             "failed": sum(trial.failed for trial in trials),
             "ended_early": sum(map(_ended_early, trials)),
