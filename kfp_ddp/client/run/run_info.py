@@ -55,7 +55,7 @@ class RunInfo:
     end: datetime | None
     steps: tuple[Step, ...] = ()
     files: Callable[[], RunFiles] = lambda: StoredFiles("")
-    """Opens its files; raises KfpDdpError if they cannot be read."""
+    """Open its files; raise KfpDdpError if they cannot be read."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Its arguments."""
     values: Mapping[str, Any] = field(default_factory=dict)
