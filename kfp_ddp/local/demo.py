@@ -21,7 +21,8 @@ from kfp_ddp.local import engine
 from kfp_ddp.local.folder import LocalRun, begin, identity_of, read_local_run, unfinished
 from kfp_ddp.local.results import Phase
 
-BUCKET, MODELS = "digits", "models"
+BUCKET = "digits"
+MODELS = "models"
 VALIDATION_EVERY = 5
 DEMO = "demo "
 """Start of the identity of a demo's run."""

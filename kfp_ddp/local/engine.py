@@ -73,7 +73,8 @@ def execute(
     steps, `known` are notes on the images that were printed before. Raise JobError, which names the
     step, its error and the log.
     """
-    output, loop = run.folder, LOOP.search(compiled.read_text(encoding="utf-8"))
+    output = run.folder
+    loop = LOOP.search(compiled.read_text(encoding="utf-8"))
 
     def again() -> str:
         if loop:
@@ -153,11 +154,14 @@ def _temporary(output: Path) -> Iterator[Path]:
 
 def _follow(stream: IO[str], run: LocalRun, detail: Detail, known: Collection[str]) -> LocalRun:
     """Log the child's output, record and show its steps until it ends; return the run with them."""
-    output, steps = run.folder, dict[str, LocalStep]()
-    phase, progress = None, results.RunProgress(output)
+    output = run.folder
+    steps: dict[str, LocalStep] = {}
+    phase: Phase | None = None
+    progress = results.RunProgress(output)
 
     def record(step: LocalStep) -> None:
         nonlocal run
+        # Of a loop, a later iteration does not hide one that failed.
         if step.name not in steps or steps[step.name].state != "FAILED":
             steps[step.name] = step
             run = run.replace(steps=tuple(steps.values()))
@@ -172,23 +176,31 @@ def _follow(stream: IO[str], run: LocalRun, detail: Detail, known: Collection[st
                 record(LocalStep(name=begun[1], state="RUNNING", start=time.time()))
                 phase = Phase(begun[1])
                 phase.show("")
-            elif phase is not None and (ended := ENDED.search(line)):
+            elif phase is None:
+                continue
+            elif ended := ENDED.search(line):
                 good = ended[2] == "SUCCESS"
                 state = "SUCCEEDED" if good else "FAILED"
                 if (step := steps.get(ended[1])) is not None:
                     record(step.model_copy(update={"state": state, "end": time.time()}))
-                values = results.outputs(output, phase.name)
-                failure = values.get("failure") if good else "failed"  # of a trial, or of the step
-                phase.detail = str(failure) if failure else detail(output, phase.name)
-                phase.end(not failure)
-                warnings = values.get("warnings", "")
-                for note in str(warnings).splitlines():
-                    if good and note not in known:
-                        say(f"note: {note}")
+                _end(phase, output, good, detail, known)
                 phase = None
-            elif phase is not None and not line:
+            elif not line:
                 phase.show(progress.line(phase.width) if phase.name == "train" else "")
     return run
+
+
+def _end(phase: Phase, output: Path, good: bool, detail: Detail, known: Collection[str]) -> None:
+    """End the line of a step with its detail or its failure, and print its new warnings."""
+    values = results.outputs(output, phase.name)
+    failure = values.get("failure") if good else "failed"  # of a trial, or of the step
+    phase.detail = str(failure) if failure else detail(output, phase.name)
+    phase.end(not failure)
+    if not good:
+        return
+    for note in str(values.get("warnings", "")).splitlines():
+        if note not in known:
+            say(f"note: {note}")
 
 
 def _lines(stream: IO[str]) -> Iterator[str]:

@@ -28,9 +28,12 @@ from kfp_ddp.runs.record import TaskRecord, read_task
 
 RUNS = Path("run-output")
 """Folder of the runs without --output."""
-DATA, LATEST = "data", "latest"
-"""In that folder: the dataset versions that its runs share, and a link to the newest run."""
-RECORD, LOCK = "run.json", ".lock"
+DATA = "data"
+"""In that folder, the dataset versions that its runs share."""
+LATEST = "latest"
+"""In that folder, a link to the newest run."""
+RECORD = "run.json"
+LOCK = ".lock"
 _LARGEST = 1 << 20
 """Bytes of a record."""
 _FORMAT: Literal["kfp-ddp local run 1"] = "kfp-ddp local run 1"
@@ -114,13 +117,14 @@ class LocalRun(Stored):
         if len(trainings) > 1:
             return f"the newest checkpoints of {len(trainings)} trainings"
         for record in trainings:
+            step = f"step {record.checkpoint}"
             total = record.progress.total
-            return f"step {record.checkpoint}{f' of {total}' if total else ''}"
+            return f"{step} of {total}" if total else step
         return ""
 
     def version(self) -> str:
         """Return the first digits of the digest of the dataset version that was trained on."""
-        return next((Path(one.settings["data"]).name for one in self.trainings()), "")
+        return next((Path(training.settings["data"]).name for training in self.trainings()), "")
 
 
 def identity_of(**what: Any) -> str:
@@ -131,11 +135,14 @@ def identity_of(**what: Any) -> str:
 def unfinished(output: Path | None, identity: str) -> LocalRun | None:
     """Return this user's newest run of the same command, in `output` or `RUNS`, to resume it."""
     folders = [output] if output else list(RUNS.resolve().glob("*"))
-    records = (read_local_run(folder) for folder in folders if not folder.is_symlink())
-    runs = [run for run in records if run and run.identity == identity]
-    own = [run for run in runs if run.is_own()]
-    for run in runs:
-        if not (output or run.complete or run in own):
+    own = []
+    for folder in folders:
+        run = None if folder.is_symlink() else read_local_run(folder)
+        if run is None or run.identity != identity:
+            continue
+        if run.is_own():
+            own.append(run)
+        elif output is None and not run.complete:
             say(
                 f"note: the run of this command in {shown(run.folder)} is not resumed: it is of "
                 "0.1.0, copied, or not this user's (another key)"

@@ -48,7 +48,9 @@ class Phase:
     @property
     def width(self) -> int:
         """Width of the detail."""
-        columns = shutil.get_terminal_size().columns if self._live else sys.maxsize
+        if not self._live:
+            return DETAIL_WIDTH
+        columns = shutil.get_terminal_size().columns
         return max(10, min(DETAIL_WIDTH, columns - REST_WIDTH))
 
     def show(self, detail: str) -> None:
@@ -63,11 +65,14 @@ class Phase:
 
     def end(self, good: bool) -> None:
         """Write the phase's last line; a detail that is too long goes on in the next one."""
-        wrapped = textwrap.wrap(self.detail, self.width, break_on_hyphens=False)
-        first, *others = wrapped if self._live and wrapped else [self.detail]
+        texts = [self.detail]
+        if self._live and self.detail.strip():
+            texts = textwrap.wrap(self.detail, self.width, break_on_hyphens=False)
+        first, *others = texts
+        clear = CLEAR_LINE if self._live else ""
         line = self._line("✓" if good else "✗", first)
-        rest = "".join(f"{' ' * INDENT}{one}\n" for one in others)
-        self._write(f"{CLEAR_LINE if self._live else ''}{line}\n{rest}")
+        rest = "".join(f"{' ' * INDENT}{text}\n" for text in others)
+        self._write(f"{clear}{line}\n{rest}")
 
     def _line(self, mark: str, detail: str) -> str:
         seconds = time.monotonic() - self._started
@@ -98,15 +103,19 @@ class RunProgress:
     """The progress of the trainings of a run, from their growing files of metrics."""
 
     def __init__(self, output: Path) -> None:
-        self._output, self._training = output, TrainingProgress()
+        self._output = output
+        self._training = TrainingProgress()
         self._tail: MetricsTail | None = None
 
     def line(self, width: int) -> str:
         """Return bar, step, figures and remaining time, as far as the width allows."""
-        files = [] if self._tail else list(self._output.glob("work/*/*/metrics.jsonl"))
-        self._tail = MetricsTail(files[0]) if files else self._tail
+        if self._tail is None:
+            for file in self._output.glob("work/*/*/metrics.jsonl"):
+                self._tail = MetricsTail(file)
+                break
         training = self._training
-        training.update(self._tail.read() if self._tail else [])
+        if self._tail is not None:
+            training.update(self._tail.read())
         if training.last is None:
             return "starting the ranks"
         line = training.line(width)
@@ -131,25 +140,35 @@ def detail(output: Path, step: str) -> str:
         case "dataset-volume":
             return "read in place: " + "/".join(Path(values["path"]).parts[-2:])
         case "train":
-            speed, accuracy = images_per_second(output), values.get("val_accuracy")
-            training = TrainingProgress()
-            training.update(_events(output))
-            text = f"{training.step or values['step']:.0f} steps"
-            if training.stopped_early:
-                text = f"{training.step} of {training.total} steps, stopped early"
-            text += f", {speed:,.0f} images/s" if speed else ""
-            return text if accuracy is None else f"{text}, val accuracy {accuracy:.1%}"
+            return _training_detail(output, values)
         case "tune":
             return f"{values['trials']:.0f} trials, best val accuracy {values['best_accuracy']:.1%}"
         case "evaluate":
-            low, high = values["accuracy_low"], values["accuracy_high"]
-            return f"accuracy {values['accuracy']:.1%} (95 % interval {low:.1%} to {high:.1%})"
+            interval = f"{values['accuracy_low']:.1%} to {values['accuracy_high']:.1%}"
+            return f"accuracy {values['accuracy']:.1%} (95 % interval {interval})"
         case "export":
             formats = [word for file, word in FORMATS.items() if file in values["formats"]]
             return f"{', '.join(formats[:-1])} and {formats[-1]} match the checkpoint"
         case "publish":
-            return f"version {values['version']}" + (", the champion" if values["champion"] else "")
+            champion = ", the champion" if values["champion"] else ""
+            return f"version {values['version']}{champion}"
     return ""
+
+
+def _training_detail(output: Path, values: Mapping[str, Any]) -> str:
+    """Return steps, speed and accuracy of a training, as far as they are known."""
+    training = TrainingProgress()
+    training.update(_events(output))
+    if training.stopped_early:
+        parts = [f"{training.step} of {training.total} steps, stopped early"]
+    else:
+        parts = [f"{training.step or values['step']:.0f} steps"]
+    if speed := images_per_second(output):
+        parts.append(f"{speed:,.0f} images/s")
+    accuracy = values.get("val_accuracy")
+    if accuracy is not None:
+        parts.append(f"val accuracy {accuracy:.1%}")
+    return ", ".join(parts)
 
 
 def images_per_second(output: Path) -> float:
@@ -163,13 +182,17 @@ def collect_results(output: Path, seconds: float) -> dict[str, Any]:
 
     The bundle of the previous run is deleted only now, after a successful run.
     """
-    synced, evaluated, verdict = (outputs(output, s) for s in ("data-sync", "evaluate", "gate"))
+    synced = outputs(output, "data-sync")
+    evaluated = outputs(output, "evaluate")
+    verdict = outputs(output, "gate")
     pictures = {"report": ("gate", "gate_report"), "loss_curve": ("train", "loss_curve")}
     summary: dict[str, Any] = {
         "accuracy": evaluated["accuracy"],
         "seconds": round(seconds, 1),
         "images_per_second": round(images_per_second(output), 1),
-        "ranks": next(e["world_size"] for e in _events(output) if e["event"] == "start"),
+        "ranks": next(
+            event["world_size"] for event in _events(output) if event["event"] == "start"
+        ),
         "files": synced["files"],
         "files_copied": synced["downloaded"],
         "blessed": verdict["blessed"],
@@ -224,8 +247,10 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
 
 def shown(path: str | Path) -> str:
     """Return the path relative to the working directory, quoted for a shell."""
-    here, full = Path.cwd(), Path(os.path.abspath(path))
-    return shlex.quote(str(full.relative_to(here) if full.is_relative_to(here) else full))
+    here = Path.cwd()
+    full = Path(os.path.abspath(path))
+    short = full.relative_to(here) if full.is_relative_to(here) else full
+    return shlex.quote(str(short))
 
 
 def example(output: Path) -> str:
@@ -233,16 +258,20 @@ def example(output: Path) -> str:
     with (output / "bundle" / "predictions.csv").open(encoding="utf-8", newline="") as file:
         name = next(iter(Reader(file)))["path"]
     synced = outputs(output, "data-sync")
-    folders = [Path(folder) for folder in (synced["source"], synced["path"])]
-    images = (path for folder in folders for path in (folder / name, *folder.glob(f"*/{name}")))
-    return shown(next((path for path in images if path.is_file()), "picture.jpg"))
+    for folder in (Path(synced["source"]), Path(synced["path"])):
+        for path in (folder / name, *folder.glob(f"*/{name}")):
+            if path.is_file():
+                return shown(path)
+    return shown("picture.jpg")
 
 
 def outputs(output: Path, step: str) -> dict[str, Any]:
     """Return outputs and artifact metadata of a step by name; in a loop of the newest iteration."""
-    values: dict[str, Any] = {}
     written = _written(output, f"*/**/{step}/executor_output.json")
-    document = json.loads(written[-1].read_text()) if written else {}
+    if not written:
+        return {}
+    document = json.loads(written[-1].read_text())
+    values: dict[str, Any] = {}
     for artifacts in document.get("artifacts", {}).values():
         for artifact in artifacts["artifacts"]:
             values |= artifact.get("metadata", {})

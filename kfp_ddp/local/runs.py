@@ -18,11 +18,11 @@ from kfp_ddp.datasets.sync import sync
 from kfp_ddp.evaluation.report_data import NOTES_VARIABLE
 from kfp_ddp.local import engine, folder, results, survey
 from kfp_ddp.local.results import say, shown
-from kfp_ddp.models.weights_download import find, is_path, is_per_node, obtain
+from kfp_ddp.models.weights_download import Start, find, is_path, is_per_node, obtain
 from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.document import is_file, program_of, read
 from kfp_ddp.pipelines.form import COMPILED, Form, Word, check_arguments, form_of, named_after
-from kfp_ddp.plan.choice import Choice, Photographs, this_machine
+from kfp_ddp.plan.choice import Choice, Machine, Photographs, this_machine
 from kfp_ddp.plan.settings import Run
 from kfp_ddp.plan.sizing import choose_weights
 from kfp_ddp.training.spec.batches import divide
@@ -55,11 +55,16 @@ class Command(NamedTuple):
     check: bool = False
     """Whether to only show the images and the chosen settings."""
 
+    def replaces(self, earlier: folder.LocalRun | None) -> bool:
+        """Return whether a new run deletes the model of an `earlier` one of the same command."""
+        return self.replace or (self.fresh and earlier is not None)
+
 
 def execute(command: Command, pipeline: str = "", ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     """Run a built-in pipeline, '' for train_resnet, or a compiled file; see `train` and `run`."""
     source, pipeline = program_of(command.source, pipeline)
-    file, name = is_file(pipeline), pipeline.replace("-", "_") or "train_resnet"
+    file = is_file(pipeline)
+    name = pipeline.replace("-", "_") or "train_resnet"
     command = command._replace(source=source)
     if not file and name not in NAMES:
         raise InputError(f"with --local, --pipeline is one of {', '.join(NAMES)}")
@@ -84,61 +89,105 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     arguments = form.read(command.file, command.words)
     source = survey.resolve_source(command.source)
     output = command.output and command.output.resolve()
-    _check(arguments, ranks, source, output or folder.RUNS.resolve())
+    base = output or folder.RUNS.resolve()
+    _check(arguments, ranks, source, base)
     identity = folder.identity_of(source=source, arguments=arguments, ranks=ranks)
-    run = folder.unfinished(output, identity)
-    interrupted = None if command.fresh or command.check else run
-    replace = command.replace or (command.fresh and run is not None)
+    earlier = folder.unfinished(output, identity)
+
     arguments["training"] = {"on_bad_image": "skip", **arguments.get("training", {})}
-    surveyed, computer = survey.survey(source, arguments), this_machine()
-    options = arguments.get("sync", {})
-    exclude = [*options.get("exclude", ()), *surveyed.excluded]
+    surveyed = survey.survey(source, arguments)
     photographs = surveyed.photographs
-    pretrained = arguments.get("pretrained", "auto")
-    requested = _with_network(arguments, pretrained) if is_path(pretrained) else arguments
-    get = find if command.check else obtain
-    choice, start = choose_weights(photographs, computer, requested, ranks, get)
+    computer = this_machine()
+    choice, start = _choose(arguments, photographs, computer, ranks, command.check)
     name = named_after(source)
     everything = {"model_name": name, **choice.arguments, "source": source, "backend": "local"}
     checked = check_arguments(form.pipeline, everything)
-    if checked and not checked.config.script:
-        _check_network(checked.config, photographs, choice.ranks)
+    exclude = [*arguments.get("sync", {}).get("exclude", ()), *surveyed.excluded]
+    if checked:
+        if not checked.config.script:
+            _check_network(checked.config, photographs, choice.ranks)
+        if command.check:
+            _check_as_steps(checked, folder.data_of(base), exclude)
+    if command.check:
+        _show(surveyed, computer, choice, start, complete=True)
+        return Path(), _checked(surveyed, choice)
+
     everything["sync"] = _sync_settings({**everything.get("sync", {}), "exclude": exclude})
-    if checked and command.check:
-        _check_as_steps(checked, folder.data_of(output or folder.RUNS.resolve()), exclude)
+    settings = folder.identity_of(arguments=everything)
     environment = {
         "OMP_NUM_THREADS": str(machine.threads(choice.ranks)),
         NOTES_VARIABLE: "\n".join((*photographs.notes, ";".join(surveyed.left_out))),
     }
-    settings = folder.identity_of(arguments=everything)
-    if interrupted and (at := interrupted.progress()):
-        where = shown(interrupted.folder)
-        if interrupted.settings == settings and _is_unchanged(interrupted, everything):
-            say(f"resuming at {at} in {where}; --fresh starts over")
-            click.echo()
+    interrupted = None if command.fresh else earlier
+    if interrupted and (progress := interrupted.progress()):
+        if _resumes(interrupted, progress, settings, everything):
             return interrupted.folder, engine.run(interrupted, started, everything, environment)
-        say(f"the images or their settings have changed since the run in {where} stopped at {at}")
         interrupted = None
     if interrupted:  # without a checkpoint, so images may have changed
         say(f"resuming at the start in {shown(interrupted.folder)}; --fresh starts over")
         run = interrupted.replace(settings=settings)
-    elif not command.check:
+    else:
         new = folder.LocalRun(identity=identity, settings=settings)
-        run = folder.begin(new, output, name, replace)
+        run = folder.begin(new, output, name, command.replaces(earlier))
+    _show(surveyed, computer, choice, start, complete=False)
+    return run.folder, engine.run(run, started, everything, environment, photographs.notes)
+
+
+def _choose(
+    arguments: dict[str, Any], photographs: Photographs, computer: Machine, ranks: int, check: bool
+) -> tuple[Choice, Start]:
+    """Return the chosen settings and weights; with `check` the weights are not downloaded."""
+    pretrained = arguments.get("pretrained", "auto")
+    if is_path(pretrained):
+        arguments = _with_network(arguments, pretrained)
+    get = find if check else obtain
+    return choose_weights(photographs, computer, arguments, ranks, get)
+
+
+def _resumes(
+    run: folder.LocalRun, progress: str, settings: str, arguments: Mapping[str, Any]
+) -> bool:
+    """Return whether a run continues at its checkpoint, and say it, or why it does not."""
+    where = shown(run.folder)
+    same = run.settings == settings and _is_unchanged(run, arguments)
+    if same:
+        say(f"resuming at {progress} in {where}; --fresh starts over")
+        click.echo()
+    else:
+        say(
+            f"the images or their settings have changed since the run in {where} stopped at "
+            f"{progress}"
+        )
+    return same
+
+
+def _show(
+    surveyed: survey.Survey, computer: Machine, choice: Choice, start: Start, complete: bool
+) -> None:
+    """Print what will be trained, why, and on which images; an example of each if `complete`."""
+    photographs = surveyed.photographs
     say(f"{photographs}; {computer}: {_title(choice)}")
     if choice.why:
         say(f"chosen for {choice.why}")
-    reading = surveyed.reading if command.check else surveyed.reading[:1]
+    reading = surveyed.reading if complete else surveyed.reading[:1]
     for line in (*surveyed.table, *reading, *surveyed.left_out):
         say(line)
     for note in filter(None, (*photographs.notes, start.origin)):
         say(f"note: {note}")
     click.echo()
-    if run is None or command.check:
-        given = {key: value for key, value in choice.arguments.items() if value not in ("", {})}
-        about = {"train": photographs.train, "val": photographs.val, "broken": surveyed.broken}
-        return Path(), {**about, "notes": photographs.notes, "settings": given}
-    return run.folder, engine.run(run, started, everything, environment, photographs.notes)
+
+
+def _checked(surveyed: survey.Survey, choice: Choice) -> dict[str, Any]:
+    """Return the result of `check`: the images, and the settings that are not empty."""
+    photographs = surveyed.photographs
+    settings = {key: value for key, value in choice.arguments.items() if value not in ("", {})}
+    return {
+        "train": photographs.train,
+        "val": photographs.val,
+        "broken": surveyed.broken,
+        "notes": photographs.notes,
+        "settings": settings,
+    }
 
 
 def _check(arguments: dict[str, Any], ranks: int, source: str, target: Path) -> None:
@@ -147,8 +196,10 @@ def _check(arguments: dict[str, Any], ranks: int, source: str, target: Path) -> 
             raise InputError(f"{name} cannot be set: it {why}")
     if ranks and "nproc_per_node" in arguments.get("job", {}):
         raise InputError("nproc_per_node and --ranks are one setting: give one of them")
+    if "://" in source:
+        return
     images = Path(source).resolve()
-    if "://" not in source and (images.is_relative_to(target) or target.is_relative_to(images)):
+    if images.is_relative_to(target) or target.is_relative_to(images):
         raise InputError(
             f"--output {target} and the photographs in {images} contain each other; "
             "give another output folder"
@@ -180,8 +231,8 @@ def _with_network(arguments: dict[str, Any], weights: str) -> dict[str, Any]:
             f"there is no file {weights}: give pretrained true (weights of ImageNet), auto, false, "
             "a file or an address"
         )
-    own = arguments.get("model", "auto") != "auto"
-    if own or is_per_node(weights) or arguments["training"].get("script"):
+    chosen = arguments.get("model", "auto") != "auto" or arguments["training"].get("script")
+    if chosen or is_per_node(weights):
         return arguments
     from kfp_ddp.training.state.initial_weights import network_of  # torch takes seconds
 
@@ -195,7 +246,9 @@ def _check_network(config: TrainConfig, photographs: Photographs, ranks: int) ->
     batch, micro = divide(config, photographs.train, ranks, before=None)
     pretrained = config.pretrained
     is_local = is_path(pretrained) and not is_per_node(pretrained)
-    if config.model_code or (micro > 1 and not is_local):
+    if config.model_code:
+        return
+    if micro > 1 and not is_local:
         return
     from kfp_ddp.training.prepare import check_network  # torch takes seconds
 
@@ -244,33 +297,47 @@ def run(compiled: Path, command: Command) -> tuple[Path, dict[str, Any]]:
     pipeline = read(compiled)
     form = Form(pipeline)
     requested = form.read(command.file, command.words)
-    fixed = {"backend": "local"} if form.subjects and "backend" in form.parameters else {}
-    if command.source:
-        if "source" not in form.parameters:
-            raise InputError(f"SOURCE cannot be used: {pipeline.name} has no parameter source")
-        fixed["source"] = survey.resolve_source(command.source)
-    if twice := [name for name in fixed if name in requested]:
+    fixed = _fixed_arguments(form, command.source)
+    twice = [name for name in fixed if name in requested]
+    if twice:
         raise InputError(f"{twice[0]} cannot be set: with --local it is {fixed[twice[0]]}")
     arguments = {**requested, **fixed}
     if form.subjects and "sync" in form.parameters:
         arguments["sync"] = _sync_settings(arguments.get("sync", {}))
     form.check_complete(arguments)
     check_arguments(pipeline, arguments)
-    text, output = compiled.read_text(encoding="utf-8"), command.output and command.output.resolve()
+
+    text = compiled.read_text(encoding="utf-8")
+    output = command.output and command.output.resolve()
     identity = folder.identity_of(pipeline=text, arguments=arguments)
-    one = folder.unfinished(output, identity)
-    if one is not None and not command.fresh and not engine.LOOP.search(text):
-        say(f"resuming at {one.progress() or 'the start'}; --fresh starts over")
+    earlier = folder.unfinished(output, identity)
+    # The steps of a loop cannot be resumed.
+    can_resume = not command.fresh and not engine.LOOP.search(text)
+    if earlier and can_resume:
+        say(f"resuming at {earlier.progress() or 'the start'}; --fresh starts over")
+        run = earlier
     else:
         name = named_after(command.source or pipeline.name)
-        replace = command.replace or (command.fresh and one is not None)
-        one = folder.begin(folder.LocalRun(identity=identity), output, name, replace)
+        new = folder.LocalRun(identity=identity)
+        run = folder.begin(new, output, name, command.replaces(earlier))
     click.echo(f"{pipeline.name} on this machine\n")
-    one = engine.execute(one, arguments, compiled, describe_step if form.subjects else _outputs)
+    run = engine.execute(run, arguments, compiled, describe_step if form.subjects else _outputs)
     seconds = round(time.monotonic() - started, 1)
-    summary = {"pipeline": pipeline.name, "seconds": seconds, **report(one.folder)}
-    one.replace(complete=True).write()
-    return one.folder, summary
+    summary = {"pipeline": pipeline.name, "seconds": seconds, **report(run.folder)}
+    run.replace(complete=True).write()
+    return run.folder, summary
+
+
+def _fixed_arguments(form: Form, source: str) -> dict[str, Any]:
+    """Return the arguments that --local and SOURCE give; raise InputError for a useless SOURCE."""
+    fixed = {}
+    if form.subjects and "backend" in form.parameters:
+        fixed["backend"] = "local"
+    if source:
+        if "source" not in form.parameters:
+            raise InputError(f"SOURCE cannot be used: {form.pipeline.name} has no parameter source")
+        fixed["source"] = survey.resolve_source(source)
+    return fixed
 
 
 def report(output: Path) -> dict[str, str]:
@@ -292,6 +359,8 @@ def describe_step(output: Path, step: str) -> str:
 
 def _outputs(output: Path, step: str) -> str:
     """Return the outputs of a step in one line."""
-    values = results.outputs(output, step)
-    short = {name: value for name, value in values.items() if isinstance(value, int | float | str)}
-    return ", ".join(str(v) if n == "Output" else f"{n} {v}" for n, v in short.items() if v != "")
+    values = []
+    for name, value in results.outputs(output, step).items():
+        if isinstance(value, int | float | str) and value != "":
+            values.append(str(value) if name == "Output" else f"{name} {value}")
+    return ", ".join(values)

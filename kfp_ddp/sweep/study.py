@@ -59,7 +59,15 @@ class Trial:
     @property
     def can_go_on(self) -> bool:
         """Whether it waits at a rung before its last one."""
-        return not (self.failed or self.ended or self.trains or self.level == len(self.rungs) - 1)
+        if self.failed or self.ended:
+            return False
+        is_last = self.level == len(self.rungs) - 1
+        return not (self.trains or is_last)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it was trained as far as it may."""
+        return not (self.failed or self.trains or self.can_go_on)
 
 
 @dataclass(frozen=True)
@@ -79,21 +87,26 @@ class Study:
         self, file: Path, sweep: Sweep, configure: Callable[[dict[str, Any]], TrainConfig]
     ) -> None:
         """Open a journal or create it; `configure` returns a trial's training or InputError."""
-        self.sweep, self.configure, self.listed = sweep, configure, listed(sweep)
+        self.sweep = sweep
+        self.configure = configure
+        self.listed = listed(sweep)
         self._study = _open(file)
         records = self._study.user_attrs
-        self.trials = [Trial(**records[key]) for key in sorted(records) if key.isdecimal()]
-        self.began: float = records.get("began") or time.time()
+        numbers = filter(str.isdecimal, sorted(records))
+        self.trials = [Trial(**records[number]) for number in numbers]
+        self.began: float = records.get("began", time.time())
         self._study.set_user_attr("began", self.began)
 
     @property
     def spent(self) -> str:
         """Which budget is used up; empty for none."""
-        hours, sweep = sum(trial.hours for trial in self.trials), self.sweep
+        sweep = self.sweep
+        hours = sum(trial.hours for trial in self.trials)
         if 0 < sweep.max_gpu_hours <= hours:
             return f"max_gpu_hours={sweep.max_gpu_hours:g}"
-        late = 0 < sweep.max_minutes * 60 <= time.time() - self.began
-        return f"max_minutes={sweep.max_minutes:g}" if late else ""
+        if 0 < sweep.max_minutes * 60 <= time.time() - self.began:
+            return f"max_minutes={sweep.max_minutes:g}"
+        return ""
 
     def next(self, running: Collection[int]) -> Trial | None:
         """Return the trial to train now, to its `level`; None if there is none at present.
@@ -110,15 +123,18 @@ class Study:
             trial = self._promote() or self._propose()
         else:
             trial = self._propose() or self._promote()
-        complete = (not (t.failed or t.trains or t.can_go_on) for t in self.trials)
-        if trial is None and not running and not any(complete):
-            trial = self._promote(at_least=1)
-        return trial
+        if trial is not None or running:
+            return trial
+        # The halving may stop all: then the best goes on, so that one is complete.
+        if any(trial.is_complete for trial in self.trials):
+            return None
+        return self._promote(at_least=1)
 
     def record(self, trial: Trial, result: Result) -> None:
         """Record how the training of a trial to its rung ended."""
         trial.hours = max(trial.hours, result.hours)
-        trial.ended, trial.failed = result.ended, not result.checkpoint
+        trial.ended = result.ended
+        trial.failed = not result.checkpoint
         if result.checkpoint:
             trial.accuracies.append(result.accuracy)
             trial.checkpoint = result.checkpoint
@@ -129,10 +145,13 @@ class Study:
     def _promote(self, at_least: int = 0) -> Trial | None:
         """Return a trial that goes on from the highest rung at which one may."""
         factor = self.sweep.reduction_factor
-        for level in reversed(range(max((len(t.rungs) for t in self.trials), default=0))):
-            here = [t for t in self.trials if len(t.accuracies) > level]
-            here.sort(key=lambda t: -t.accuracies[level])
-            for trial in here[: max(at_least, factor and len(here) // factor)]:
+        levels = max((len(trial.rungs) for trial in self.trials), default=0)
+        for level in reversed(range(levels)):
+            reached = [trial for trial in self.trials if len(trial.accuracies) > level]
+            best_first = sorted(reached, key=lambda trial: -trial.accuracies[level])
+            # A factor of 0 means that there is no halving.
+            passing = len(reached) // factor if factor else 0
+            for trial in best_first[: max(at_least, passing)]:
                 if trial.level == level and trial.can_go_on:
                     trial.level += 1
                     self._save(trial)
@@ -162,7 +181,9 @@ class Study:
         for _ in range(TRIES):
             self._study.sampler = self._sampler()
             proposal = self._study.ask()
-            settings = {name: draw(proposal, name, v) for name, v in self.sweep.space.items()}
+            settings = {
+                name: draw(proposal, name, values) for name, values in self.sweep.space.items()
+            }
             if (same := known.get(key_of(settings))) is None:
                 return Trial(number, settings, proposal.number)
             self._tell(proposal.number, same)
@@ -182,9 +203,11 @@ class Study:
         """Give the sampler the accuracy of a trial at its first rung, once."""
         import optuna
 
-        accuracy = trial.accuracies[0] if trial.accuracies else None
-        state = optuna.trial.TrialState.FAIL if accuracy is None else None
-        self._study.tell(proposal, accuracy, state=state, skip_if_finished=True)
+        if trial.accuracies:
+            self._study.tell(proposal, trial.accuracies[0], skip_if_finished=True)
+        else:
+            failed = optuna.trial.TrialState.FAIL
+            self._study.tell(proposal, state=failed, skip_if_finished=True)
 
     def _save(self, trial: Trial) -> None:
         self._study.set_user_attr(f"{trial.number:06}", dataclasses.asdict(trial))

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from statistics import median_high
 from typing import Any, Literal, NamedTuple
 
@@ -67,9 +67,12 @@ class Metric:
         return texts if any(texts) else []
 
     def _interval(self, figure: Figure | None) -> str:
-        if figure is None or figure.low is None or figure.high is None:
+        if figure is None:
             return ""
-        return f"{self.text(figure.low).removesuffix('%')}–{self.text(figure.high)}"
+        if figure.low is None or figure.high is None:
+            return ""
+        low = self.text(figure.low).removesuffix("%")
+        return f"{low}–{self.text(figure.high)}"
 
 
 @dataclass(frozen=True)
@@ -104,17 +107,16 @@ class Comparison:
 
 def compare(runs: Sequence[tuple[RunInfo, Sequence[TaskRecord]]]) -> Comparison:
     """Compare the trainings of runs, in the given order."""
-    rows = [(run, training, len(trainings)) for run, trainings in runs for training in trainings]
-    sides = tuple(
-        ComparedTraining(
-            chr(ord("A") + number) if number < 26 else f"#{number + 1}",
-            f"{run.name}/{training.task}" if count > 1 else run.name,
-            run,
-            training,
-        )
-        for number, (run, training, count) in enumerate(rows)
-    )
-    return Comparison(sides, _settings(sides), _metrics(sides), tuple(_notes(sides)))
+    sides = []
+    for run, trainings in runs:
+        for training in trainings:
+            name = f"{run.name}/{training.task}" if len(trainings) > 1 else run.name
+            sides.append(ComparedTraining(_letter(len(sides)), name, run, training))
+    return Comparison(tuple(sides), _settings(sides), _metrics(sides), tuple(_notes(sides)))
+
+
+def _letter(number: int) -> str:
+    return chr(ord("A") + number) if number < 26 else f"#{number + 1}"
 
 
 def setting_text(value: Any) -> str:
@@ -126,26 +128,38 @@ def setting_text(value: Any) -> str:
 
 
 def _settings(sides: Sequence[ComparedTraining]) -> dict[str, tuple[Any, ...]]:
+    tables = [_settings_of(side.training) for side in sides]
+    rows = {}
+    for name in dict.fromkeys(chain.from_iterable(tables)):
+        row = tuple(table.get(name) for table in tables)
+        differs = any(value != row[0] for value in row)
+        if differs and name not in IGNORED:
+            rows[name] = row
+    return rows
+
+
+def _settings_of(training: TaskRecord) -> dict[str, Any]:
+    """Return the settings of a training, with its dataset version, or else its folder."""
+    settings = training.settings
+    version: str | None = str(settings.get("data", "")).rstrip("/").rpartition("/")[2] or None
+    if training.evaluation and training.evaluation.dataset_digest:
+        version = training.evaluation.dataset_digest[:12]
     # An old run had the default of a setting that was added later.
-    defaults = {
+    defaults = _defaults() if settings else {}
+    return {"dataset": version, **defaults, **settings}
+
+
+def _defaults() -> dict[str, Any]:
+    return {
         name: field.get_default(call_default_factory=True)
         for name, field in TrainConfig.model_fields.items()
         if not field.is_required()
     }
-    tables = []
-    for side in sides:
-        settings, evaluation = side.training.settings, side.training.evaluation
-        folder = str(settings.get("data", "")).rstrip("/").rpartition("/")[2]
-        version = (evaluation and evaluation.dataset_digest[:12]) or folder or None
-        tables.append({"dataset": version, **(defaults if settings else {}), **settings})
-    names = dict.fromkeys(name for table in tables for name in table if name not in IGNORED)
-    rows = {name: tuple(table.get(name) for table in tables) for name in names}
-    return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}
 
 
 def _metrics(sides: Sequence[ComparedTraining]) -> tuple[Metric, ...]:
     # Figures of different samples have no best one.
-    same_samples = not any(one.differs(two) for _, one, _, two in _evaluated_pairs(sides))
+    same_samples = not any(first.differs(second) for _, first, _, second in _evaluated_pairs(sides))
 
     def row(
         name: str,
@@ -153,50 +167,61 @@ def _metrics(sides: Sequence[ComparedTraining]) -> tuple[Metric, ...]:
         text: Callable[[float], str],
         better: Better = "",
     ) -> Metric:
-        values = [read(side.training) for side in sides]
-        figures = [Figure(value) if is_number(value) else value for value in values]
-        known = tuple(f if isinstance(f, Figure) else None for f in figures)
-        return Metric(name, known, text, better)
+        return Metric(name, tuple(_figure(read(side.training)) for side in sides), text, better)
 
     def evaluated(field: str, text: Callable[[float], str], better: Better) -> Metric:
         ordered = better if same_samples else ""
         return row(field, lambda task: getattr(task.evaluation, field, None), text, ordered)
 
-    def accuracy(training: TaskRecord) -> Figure | None:
-        one = training.evaluation
-        return Figure(one.accuracy, one.accuracy_low, one.accuracy_high) if one else None
-
-    def ranks(training: TaskRecord) -> Any:
-        starts = training.select("start")
-        return starts[-1].get("world_size") if starts else None
-
-    def speed(training: TaskRecord) -> Any:
-        steps = training.select("step")
-        speeds = [event["images_per_s"] for event in steps if "images_per_s" in event]
-        return median_high(speeds) if speeds else None
-
-    def seconds(training: TaskRecord) -> Any:
-        # From first to last event, without pauses before a resume.
-        return training_time(training.events)[0] or None
-
     percent = "{:.1%}".format
     rounded = "{:.4g}".format
     whole = "{:,.0f}".format
     rows = (
-        row("accuracy", accuracy, percent, "higher" if same_samples else ""),
+        row("accuracy", _accuracy, percent, "higher" if same_samples else ""),
         evaluated("top5", percent, "higher"),
         evaluated("loss", rounded, "lower"),
         evaluated("macro_f1", rounded, "higher"),
         evaluated("calibration_error", rounded, "lower"),
         evaluated("samples", whole, ""),
         row("step", lambda training: training.checkpoint, whole),
-        row("ranks", ranks, whole),
-        row("images_per_s", speed, whole, "higher"),
-        row("training_seconds", seconds, clock, "lower"),
+        row("ranks", _ranks, whole),
+        row("images_per_s", _speed, whole, "higher"),
+        row("training_seconds", _seconds, clock, "lower"),
         row("gpu_hours", lambda task: task.cost.gpu_hours or None, "{:,.4f}".format, "lower"),
         row("cost", lambda training: training.cost.money, "{:.2f}".format, "lower"),
     )
     return tuple(metric for metric in rows if any(metric.figures))
+
+
+def _figure(value: Any) -> Figure | None:
+    """Return what was read as a figure; None for what is no number."""
+    if isinstance(value, Figure):
+        return value
+    return Figure(value) if is_number(value) else None
+
+
+def _accuracy(training: TaskRecord) -> Figure | None:
+    evaluation = training.evaluation
+    if evaluation is None:
+        return None
+    return Figure(evaluation.accuracy, evaluation.accuracy_low, evaluation.accuracy_high)
+
+
+def _ranks(training: TaskRecord) -> Any:
+    starts = training.select("start")
+    return starts[-1].get("world_size") if starts else None
+
+
+def _speed(training: TaskRecord) -> float | None:
+    """Return the median images per second of the steps."""
+    steps = training.select("step")
+    speeds = [event["images_per_s"] for event in steps if "images_per_s" in event]
+    return median_high(speeds) if speeds else None
+
+
+def _seconds(training: TaskRecord) -> float | None:
+    """Return the time from first to last event, without pauses before a resume."""
+    return training_time(training.events)[0] or None
 
 
 def _evaluated_pairs(

@@ -55,38 +55,57 @@ class Description:
     def waiting(self) -> list[tuple[str, str]]:
         """Return the pods that do not start, with the reasons."""
         every = [*self.step_pods, *self.job_pods]
-        reasons = ((pod["metadata"]["name"], waiting_reason(pod)) for pod in every)
-        return [(name, reason.text) for name, reason in reasons if reason]
+        return [
+            (pod["metadata"]["name"], reason.text)
+            for pod in every
+            if (reason := waiting_reason(pod))
+        ]
 
     def next(self) -> Iterator[tuple[str, str]]:
         """Yield commands to run next, with the purpose of each."""
-        run, word, failed = self.run, self.run.word, self.failed
+        run = self.run
         if run.state == "SUCCEEDED":
-            if run.folder is None:
-                yield f"kfp-ddp download {word}", "its results"
-            else:
-                yield f"kfp-ddp predict {word} PICTURE", "classify a picture with its model"
-            yield f"kfp-ddp compare {word} OTHER", "compare its settings and metrics"
-            return
-        if run.folder is None and run.state not in OVER:
-            if self.waiting():
-                yield "kfp-ddp doctor", "check what the cluster lacks"
-            follow = "" if failed else " -f"
-            yield f"kfp-ddp logs {word} {self.step}".rstrip() + follow, "its log"
-            yield f"kfp-ddp status {word} --follow", "its steps"
-            return
+            yield from self._after_success()
+        elif run.folder is None and run.state not in OVER:
+            yield from self._while_active()
+        else:
+            yield from self._after_failure()
+
+    def _after_success(self) -> Iterator[tuple[str, str]]:
+        word = self.run.word
+        if self.run.folder is None:
+            yield f"kfp-ddp download {word}", "its results"
+        else:
+            yield f"kfp-ddp predict {word} PICTURE", "classify a picture with its model"
+        yield f"kfp-ddp compare {word} OTHER", "compare its settings and metrics"
+
+    def _while_active(self) -> Iterator[tuple[str, str]]:
+        word = self.run.word
+        if self.waiting():
+            yield "kfp-ddp doctor", "check what the cluster lacks"
+        # The log of a failed step is complete.
+        follow = "" if self.failed else " -f"
+        yield f"kfp-ddp logs {word} {self.step}".rstrip() + follow, "its log"
+        yield f"kfp-ddp status {word} --follow", "its steps"
+
+    def _after_failure(self) -> Iterator[tuple[str, str]]:
+        """Yield the commands for a run that failed or was cancelled, and for each local one."""
+        run = self.run
+        failed = self.failed
         if failed is not None:
-            yield f"kfp-ddp logs {word} {failed.label}", "the full log of the step"
-        if run.folder is not None and run.state == "RUNNING":
-            yield f"kfp-ddp status {word}", "its steps"
-        elif run.folder is not None:
-            yield "kfp-ddp run SOURCE --local …", "the same command resumes; others are new runs"
+            yield f"kfp-ddp logs {run.word} {failed.label}", "the full log of the step"
+        if run.folder is not None:
+            if run.state == "RUNNING":
+                yield f"kfp-ddp status {run.word}", "its steps"
+            else:
+                again = "the same command resumes; others are new runs"
+                yield "kfp-ddp run SOURCE --local …", again
         elif failed is not None and failed.step.name == CHECKS:
             yield "kfp-ddp run …", "again, with corrected input"
         else:
             step = max((training.checkpoint or 0 for training in self.trainings), default=0)
             where = f" from step {step}" if step else ""
-            yield f"kfp-ddp retry {word}", f"resume{where} when the cause is corrected"
+            yield f"kfp-ddp retry {run.word}", f"resume{where} when the cause is corrected"
 
     def document(self) -> dict[str, Any]:
         """Return the description as JSON."""
@@ -95,7 +114,10 @@ class Description:
             "step": self.step,
             "cause": self.cause,
             "waiting": [{"pod": pod, "reason": reason} for pod, reason in self.waiting()],
-            "events": [e._asdict() | {"last": e.last and e.last.isoformat()} for e in self.events],
+            "events": [
+                {**event._asdict(), "last": event.last and event.last.isoformat()}
+                for event in self.events
+            ],
             "trainings": [training.document() for training in self.trainings],
             "next": [command for command, _ in self.next()],
             "notes": self.notes,
@@ -104,54 +126,81 @@ class Description:
 
 def describe(run: RunInfo, api: Callable[[], Api], files: bool = True) -> Description:
     """Describe a run from the server's steps, its pods, and its files."""
-    every = list(leaves(run.steps))
-    result = Description(run, next((leaf for leaf in every if leaf.step.state == "FAILED"), None))
+    steps = list(leaves(run.steps))
+    failed = next((leaf for leaf in steps if leaf.step.state == "FAILED"), None)
+    result = Description(run, failed)
     if run.state not in OVER or run.cancelled:
-        stopped = (leaf for leaf in every if leaf.step.state not in OVER - {"CANCELED"})
-        result.active = next(stopped, None)
+        passed = OVER - {"CANCELED"}
+        result.active = next((leaf for leaf in steps if leaf.step.state not in passed), None)
     if run.folder is None and run.state != "SUCCEEDED":
-        try:
-            cluster = api()
-            result.step_pods = pods.list_pods(cluster, run.id)
-            result.job_pods = pods.list_pods(cluster, run.id, RUN)
-            result.events = pods.warnings(cluster, [*result.step_pods, *result.job_pods])
-        except KfpDdpError as error:
-            result.notes.append(f"its pods were not read: {error}")
-    wrote = (leaf.step for leaf in every if leaf.step.state not in UNWRITTEN)
-    if files and any(step.name != CHECKS or step.state == "CACHED" for step in wrote):
-        try:
-            with tempfile.TemporaryDirectory() as scratch:
-                own = run.files()
-                result.trainings = read_trainings(own, Path(scratch))
-            result.notes += [f"its files: {own.note}"] * bool(own.note)
-        except KfpDdpError as error:
-            result.notes.append(f"its files were not read: {error}")
+        _read_pods(result, api)
+    if files and any(map(_wrote_files, steps)):
+        _read_files(result)
     if run.state != "SUCCEEDED":
         result.cause = _cause(result, api)
     return result
 
 
+def _wrote_files(leaf: Leaf) -> bool:
+    """Return whether a step may have written files; the one with the checks writes none."""
+    state = leaf.step.state
+    return state == "CACHED" or (leaf.step.name != CHECKS and state not in UNWRITTEN)
+
+
+def _read_pods(result: Description, api: Callable[[], Api]) -> None:
+    """Add the pods of a run and their events, or a note why they are not known."""
+    try:
+        cluster = api()
+        result.step_pods = pods.list_pods(cluster, result.run.id)
+        result.job_pods = pods.list_pods(cluster, result.run.id, RUN)
+        result.events = pods.warnings(cluster, [*result.step_pods, *result.job_pods])
+    except KfpDdpError as error:
+        result.notes.append(f"its pods were not read: {error}")
+
+
+def _read_files(result: Description) -> None:
+    """Add the trainings of a run by its files, or a note why they are not known."""
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            files = result.run.files()
+            result.trainings = read_trainings(files, Path(scratch))
+        if files.note:
+            result.notes.append(f"its files: {files.note}")
+    except KfpDdpError as error:
+        result.notes.append(f"its files were not read: {error}")
+
+
 def _cause(result: Description, api: Callable[[], Api]) -> str:
-    run, failed = result.run, result.failed
+    """Return why a run is not successful, from the most certain source that tells it."""
+    run = result.run
+    failed = result.failed
     if run.cancelled:
         return "cancelled by a user"
     if failed is None:
-        return one_line(run.error) or ("" if run.state not in OVER else UNKNOWN)
+        unknown = UNKNOWN if run.state in OVER else ""
+        return one_line(run.error) or unknown
     pod = pods.find_pod(result.step_pods, failed.step, failed.step.by_driver)
     if pod and (reason := pods.kill_reason(pod)):
         return reason
-    try:
-        log = list(logs.lines(run, failed, api))[-LAST_LINES:]
-        log = log or list(logs.lines(run, failed, api, every=True))[-LAST_LINES:]
-    except KfpDdpError as error:
-        log = []
-        if not any(str(error) in note for note in result.notes):
-            result.notes.append(f"its log was not read: {error}")
+    log = _last_lines(result, failed, api)
     if message := last_error("\n".join(log)):
         return message
     if any(phase(pod) == "Failed" for pod in result.job_pods):
         return cause_in_pods(result.job_pods, "").error
-    failures = [training.failure for training in result.trainings if training.failure]
-    if failures:
-        return failures[0].error
+    for training in result.trainings:
+        if training.failure:
+            return training.failure.error
     return one_line(error_in_log(log).text) or one_line(run.error) or UNKNOWN
+
+
+def _last_lines(result: Description, failed: Leaf, api: Callable[[], Api]) -> list[str]:
+    """Return the end of a step's log, that of KFP if the step wrote none; [] with a note."""
+    try:
+        own = list(logs.lines(result.run, failed, api))
+        log = own or list(logs.lines(result.run, failed, api, every=True))
+    except KfpDdpError as error:
+        # The log and the pods often cannot be read for the same reason.
+        if not any(str(error) in note for note in result.notes):
+            result.notes.append(f"its log was not read: {error}")
+        return []
+    return log[-LAST_LINES:]

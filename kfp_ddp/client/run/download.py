@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kfp_ddp.client.run.kfp_files import LOSS_CURVE
 from kfp_ddp.client.run.run_files import RunFiles
@@ -17,9 +17,6 @@ from kfp_ddp.models import bundle
 from kfp_ddp.report.training import training_curves, training_page
 from kfp_ddp.runs.record import newest_checkpoint
 from kfp_ddp.training.spec.metrics import read_events
-
-if TYPE_CHECKING:
-    pass
 
 BUNDLE = RunFolder.BUNDLE
 CHECKPOINTS = RunFolder.CHECKPOINTS
@@ -63,37 +60,56 @@ def download(files: RunFiles, output: Path, *, checkpoint: bool = False) -> list
         names = list(_select(sizes, checkpoint))
         files.fetch(names, temporary)
         for task in tasks:
-            exported = temporary / task / BUNDLE
-            if exported.exists() and not bundle.intact(exported):
-                raise StorageError(
-                    f"the bundle of {task} is damaged or incomplete ({files.where}): try again, or "
-                    "retry the run's export"
-                )
-            if training_curves(read_events(RunFolder(temporary / task).metrics)):
-                (temporary / task / LOSS_CURVE).write_text(training_page(temporary / task))
+            _complete(temporary / task, task, files.where)
         if len(tasks) == 1:
             single = (temporary / tasks[0]).rename(temporary / ".task")
             for path in single.iterdir():
                 path.rename(temporary / path.name)
             single.rmdir()
+    # Only now the files are where the user finds them.
     results = []
     for task in tasks:
         folder = output if len(tasks) == 1 else output / task
-        report = RunFolder(folder).evaluation("val") / REPORT
-        newest = newest_checkpoint(folder)
-        paths = (folder / BUNDLE, report, folder / LOSS_CURVE, newest and newest.path)
-        own = (
-            folder / name.removeprefix(f"{task}/") for name in names if name.startswith(f"{task}/")
-        )
-        size = sum(path.stat().st_size for path in own if path.exists())
-        existing = (path if path and path.exists() else None for path in paths)
-        results.append(Downloaded(task, size, *existing))
+        own = [name.removeprefix(f"{task}/") for name in names if name.startswith(f"{task}/")]
+        results.append(_downloaded(task, folder, own))
     return results
+
+
+def _complete(folder: Path, task: str, where: str) -> None:
+    """Add the page of loss curves to a task; raise StorageError for a damaged bundle."""
+    exported = folder / BUNDLE
+    if exported.exists() and not bundle.intact(exported):
+        raise StorageError(
+            f"the bundle of {task} is damaged or incomplete ({where}): try again, or retry the "
+            "run's export"
+        )
+    if training_curves(read_events(RunFolder(folder).metrics)):
+        (folder / LOSS_CURVE).write_text(training_page(folder))
+
+
+def _downloaded(task: str, folder: Path, names: Iterable[str]) -> Downloaded:
+    """Return what a task has in its local folder; `names` are those of its files."""
+    paths = [folder / name for name in names]
+    newest = newest_checkpoint(folder)
+    return Downloaded(
+        task=task,
+        bytes=sum(path.stat().st_size for path in paths if path.exists()),
+        bundle=_existing(folder / BUNDLE),
+        report=_existing(RunFolder(folder).evaluation("val") / REPORT),
+        loss_curve=_existing(folder / LOSS_CURVE),
+        checkpoint=_existing(newest.path) if newest else None,
+    )
+
+
+def _existing(path: Path) -> Path | None:
+    return path if path.exists() else None
 
 
 def check_output(output: Path) -> None:
     """Raise InputError for a folder that is not empty."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+    if not output.exists():
+        return
+    if not output.is_dir() or any(output.iterdir()):
         raise InputError(f"{output} already exists: name a new folder by --output")
 
 
@@ -105,10 +121,11 @@ def _select(sizes: Iterable[str], checkpoint: bool) -> Iterator[str]:
     """Yield the names to download."""
     newest: dict[str, str] = {}
     for name in sizes:
-        parts = name.split("/")
-        if parts[1:2] == [CHECKPOINTS] and parts[-1] == "manifest.json":
-            folders = [newest.get(parts[0], ""), "/".join(parts[:3])]
-            newest[parts[0]] = max(folders, key=lambda folder: (len(folder), folder))
+        task, *parts = name.split("/")
+        if parts[:1] == [CHECKPOINTS] and parts[-1] == "manifest.json":
+            folders = [newest.get(task, ""), "/".join([task, *parts[:2]])]
+            # Of two numbers of steps, the longer one is larger.
+            newest[task] = max(folders, key=lambda folder: (len(folder), folder))
         elif _is_result(name):
             yield name
     if checkpoint and newest:

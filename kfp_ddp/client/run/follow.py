@@ -71,7 +71,8 @@ class RunCluster:
     """The cluster of a run, read while it answers; a user watches, so nothing is retried."""
 
     def __init__(self, finder: RunFinder, run_id: str) -> None:
-        self._finder, self._run_id = finder, run_id
+        self._finder = finder
+        self._run_id = run_id
         self._api: Api | None = None
         self._not_before = 0.0
         self._lines: dict[str, tuple[float, str]] = {}
@@ -109,22 +110,32 @@ class RunCluster:
             return ""
         if reason := waiting_reason(pod):
             return f"pending: {reason.text}"
-        lines = (PROGRESS_LINE.search(line) for line in pods.log(api, pod, tail=PROGRESS_LINES))
-        return ([""] + [match[0].strip() for match in lines if match])[-1]
+        newest = ""
+        for line in pods.log(api, pod, tail=PROGRESS_LINES):
+            if match := PROGRESS_LINE.search(line):
+                newest = match[0].strip()
+        return newest
 
 
 def watched(finder: RunFinder, run: RunInfo) -> tuple[Callable[[], RunInfo], Callable[[Step], str]]:
     """Return a function that reads a run again, and one that returns the progress of a step."""
     if (folder := run.folder) is None:
-        cluster, client = RunCluster(finder, run.id), finder.client
+        cluster = RunCluster(finder, run.id)
+        client = finder.client
         return lambda: finder.read(client.get_run(run.id), cluster.nodes()), cluster.progress
-    bar, width = RunProgress(folder), shutil.get_terminal_size().columns - 30
-    return lambda: local_run(folder), lambda one: bar.line(width) if one.name == "train" else ""
+    training = RunProgress(folder)
+    width = shutil.get_terminal_size().columns - 30
+
+    def progress(step: Step) -> str:
+        return training.line(width) if step.name == "train" else ""
+
+    return lambda: local_run(folder), progress
 
 
 def follow(read: Callable[[], RunInfo], view: View, timeout: float | None = None) -> RunInfo:
     """Show a run until it is over, and return it as `read` does; raise TimeoutError."""
-    silent_since, began = 0.0, time.monotonic()
+    began = time.monotonic()
+    silent_since = 0.0
     while True:
         try:
             run = read()
@@ -181,7 +192,8 @@ def lines(write: Callable[[str], None], progress: Callable[[Step], str]) -> View
 
     def show(run: RunInfo) -> None:
         for leaf in leaves(run.steps):
-            step, title = leaf.step, leaf.title
+            step = leaf.step
+            title = leaf.title
             text = _describe(step, progress)
             if written.get(title, MARKS["PENDING"][2]) != text:
                 written[title] = text
@@ -223,28 +235,36 @@ def to_html(finder: RunFinder, run: RunInfo) -> str:
     steps = terminal.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
     parts = [Markup(steps)]  # noqa: S704  rich has escaped the names
     facts = [run.page or str(run.folder or "")]
-    if run.folder or is_remote(str(run.values.get("work") or "")):
+    work = str(run.values.get("work") or "")
+    if run.folder or is_remote(work):
         with contextlib.suppress(KfpDdpError), tempfile.TemporaryDirectory() as scratch:
-            for one in read_trainings(run.files(), Path(scratch)):
-                facts += [f"{one.task}: {one.progress.line()}"] if one.progress.last else []
-                parts.append(training_curves(one.events))
+            for training in read_trainings(run.files(), Path(scratch)):
+                if training.progress.last:
+                    facts.append(f"{training.task}: {training.progress.line()}")
+                parts.append(training_curves(training.events))
     curves = Markup().join(parts)
     return render("training.html", title=run.name, facts=facts, curves=curves, time="")
 
 
 def duration(start: datetime | None, end: datetime | None) -> str:
     """Return the time from a start to an end, or until now; '' without a start."""
-    return clock(((end or datetime.now(UTC)) - start).total_seconds()) if start else ""
+    if start is None:
+        return ""
+    until = end or datetime.now(UTC)
+    return clock((until - start).total_seconds())
 
 
 def _describe(step: Step, progress: Callable[[Step], str]) -> str:
-    if step.state in ACTIVE and not step.steps and (line := progress(step)):
+    active = step.state in ACTIVE
+    line = progress(step) if active and not step.steps else ""
+    if line:
         return line
     text = MARKS[step.state][2] if step.state in MARKS else step.state.lower()
-    if step.by_driver and step.state in ACTIVE:
+    if step.by_driver and active:
         text = "starting"
     if step.by_driver and step.state == "FAILED":
         text = "failed to start"
-    if step.start and step.end and step.state not in ("SKIPPED", "OMITTED", "UNKNOWN"):
+    ran = step.state not in ("SKIPPED", "OMITTED", "UNKNOWN")
+    if ran and step.end:
         text = f"{text} {duration(step.start, step.end)}".strip()
     return text

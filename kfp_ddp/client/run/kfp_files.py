@@ -27,8 +27,14 @@ LOSS_CURVE = "loss_curve.html"
 BUNDLE = RunFolder.BUNDLE
 Reader = Callable[[], bytes | None]
 """Returns a file; None if it does not exist."""
-GET, OUTPUT, LARGEST = "/artifacts/get", "ExecutorOutput: ", 128 << 20
+GET = "/artifacts/get"
+"""Path of artifacts on the server of KFP's UI."""
+OUTPUT = "ExecutorOutput: "
+"""Start of a step's output in the log of the launcher."""
+LARGEST = 128 << 20
+"""Bytes of a file that is read."""
 MISSING = ("NoSuchKey", "does not exist", "(404")
+"""Words in the server's errors for an artifact that was deleted."""
 ARTIFACTS = {
     "train_metrics": RunFolder.METRICS,
     "trained_model": RunFolder.CONFIG,
@@ -52,7 +58,10 @@ class KfpFiles:
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each file, 0 for artifacts; see `RunFiles`."""
-        return dict.fromkeys(self.files, 0) | (self.uploaded.sizes() if self.uploaded else {})
+        sizes = dict.fromkeys(self.files, 0)
+        if self.uploaded:
+            sizes |= self.uploaded.sizes()
+        return sizes
 
     def fetch(self, names: Iterable[str], folder: Path) -> None:
         """Copy files to a folder; StorageError if none of them exists any more."""
@@ -61,15 +70,13 @@ class KfpFiles:
             self.uploaded.fetch(requested - self.files.keys(), folder)
         missing = requested & self.files.keys()
         for name in sorted(missing):
-            content = next((c for read in self.files[name] if (c := read()) is not None), None)
+            content = self._read(name)
             if content is not None:
                 missing.remove(name)
-                with writing(folder / name):
-                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                    with atomic_write(folder / name) as file:
-                        file.write(content)
+                _write(folder / name, content)
         # A verdict is in the log itself, so it does not show that artifacts can be read.
-        if missing and all(one in missing or one.endswith(f"/{VERDICT}") for one in requested):
+        verdicts = {name for name in requested if name.endswith(f"/{VERDICT}")}
+        if missing and requested <= missing | verdicts:
             raise StorageError(
                 f"{self.where} has no files (any more): is --host the address of KFP's UI, as in "
                 "the browser?"
@@ -77,49 +84,81 @@ class KfpFiles:
         lacks = f" (lacks {', '.join(sorted(missing))})" if missing else ""
         self.note = self.note.partition(" (lacks")[0] + lacks
 
+    def _read(self, name: str) -> bytes | None:
+        """Return a file from the best reader that has it; None if it does not exist."""
+        for read in self.files[name]:
+            if (content := read()) is not None:
+                return content
+        return None
+
+
+def _write(path: Path, content: bytes) -> None:
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            file.write(content)
+
 
 def kfp_files(
     client: "Client", run_id: str, leaves: Iterable[Leaf], values: Mapping[str, Any], note: str
 ) -> KfpFiles:
     """Return the files of a run that can be read without its folder; `note` says why."""
-    logs, files = KfpLogs(client, run_id), dict[str, list[Reader]]()
-    ended = [leaf for leaf in leaves if leaf.step.state in ("SUCCEEDED", "UNKNOWN")]
-    for output in (one for leaf in ended for one in outputs(logs.lines(leaf))):
-        with contextlib.suppress(KeyError, IndexError, TypeError, AttributeError):  # not KFP's
-            _add(output, files, client)
+    logs = KfpLogs(client, run_id)
+    files: dict[str, list[Reader]] = {}
+    for leaf in leaves:
+        if leaf.step.state not in ("SUCCEEDED", "UNKNOWN"):
+            continue
+        for output in outputs(logs.lines(leaf)):
+            # What does not have the form of KFP is no output.
+            with contextlib.suppress(KeyError, IndexError, TypeError, AttributeError):
+                _add(output, files, client)
     tasks = {name.partition("/")[0] for name in files}
     task = tasks.pop() if len(tasks) == 1 else "uploaded"
-    if uploaded := find_uploaded(run_id, values, task):
-        for name, stored in ((FILE, bundle.METRICS), (REPORT, REPORT), (VERDICT, VERDICT)):
-            name = f"{task}/{RunFolder.evaluation_name('val')}/{name}"
-            files.setdefault(name, []).append(_stored(uploaded.where, stored))
-        config = _part(_stored(uploaded.where, bundle.CONFIG), "training")
-        files.setdefault(f"{task}/{RunFolder.CONFIG}", []).append(config)
+    uploaded = find_uploaded(run_id, values, task)
+    if uploaded:
+        _add_uploaded(uploaded.where, task, files)
     return KfpFiles(files, uploaded, f"run {run_id} in KFP", note)
+
+
+def _add_uploaded(uri: str, task: str, files: dict[str, list[Reader]]) -> None:
+    """Add the files of a run that an uploaded bundle has, too, as the last readers."""
+    evaluation = f"{task}/{RunFolder.evaluation_name('val')}"
+    readers = {
+        f"{evaluation}/{FILE}": _stored(uri, bundle.METRICS),
+        f"{evaluation}/{REPORT}": _stored(uri, REPORT),
+        f"{evaluation}/{VERDICT}": _stored(uri, VERDICT),
+        f"{task}/{RunFolder.CONFIG}": _part(_stored(uri, bundle.CONFIG), "training"),
+    }
+    for name, reader in readers.items():
+        files.setdefault(name, []).append(reader)
 
 
 def find_uploaded(
     run_id: str, parameters: Mapping[str, Any], task: str = "uploaded"
 ) -> RunFiles | None:
     """Return the bundle that a run exported to its destination, as files of a task."""
-    destination, name = parameters.get("destination"), parameters.get("model_name")
+    destination = parameters.get("destination")
+    name = parameters.get("model_name")
     if not destination or not name:
         return None
     try:
         versions = models.Model(open_store(str(destination)), str(name)).versions()
     except KfpDdpError:
         return None
-    uris = [one.uri for one in versions if one.run_id == run_id and not one.damaged]
-    return StoredFiles(uris[0], f"{task}/{BUNDLE}/") if uris else None
+    for version in versions:
+        if version.run_id == run_id and not version.damaged:
+            return StoredFiles(version.uri, f"{task}/{BUNDLE}/")
+    return None
 
 
 def _add(output: Mapping[str, Any], files: dict[str, list[Reader]], client: "Client") -> None:
     """Add the files of one step, by the folder of the run that it returned."""
     parameters = output.get("parameterValues") or {}
-    artifacts = {name: one["artifacts"][0] for name, one in output["artifacts"].items()}
+    artifacts = {name: values["artifacts"][0] for name, values in output["artifacts"].items()}
     if "gate_verdict" in artifacts:
         folders = [name.rpartition("/")[0] for name in files if name.endswith(f"/{FILE}")]
-        folder = folders[0] if len(folders) == 1 else ""  # it does not name its evaluation
+        # A gate does not name its evaluation.
+        folder = folders[0] if len(folders) == 1 else ""
     elif "run_dir" in parameters:
         folder = parameters["run_dir"].rstrip("/").rpartition("/")[2]
     else:
@@ -128,7 +167,8 @@ def _add(output: Mapping[str, Any], files: dict[str, list[Reader]], client: "Cli
         return
     for name in ARTIFACTS.keys() & artifacts.keys():
         read = _artifact(client, artifacts[name]["uri"])
-        read = _part(read, "settings") if name == "trained_model" else read
+        if name == "trained_model":
+            read = _part(read, "settings")
         files.setdefault(f"{folder}/{ARTIFACTS[name]}", []).insert(0, read)
     if "gate_verdict" in artifacts:
         verdict = json.dumps(artifacts["gate_verdict"]["metadata"]).encode()
@@ -156,7 +196,8 @@ def _artifact(client: "Client", uri: str) -> Reader:
     """Return a reader of an artifact from the server of KFP's UI."""
 
     def read() -> bytes | None:
-        parts, content = urlsplit(uri), bytearray()
+        parts = urlsplit(uri)
+        content = bytearray()
         query = {"bucket": parts.netloc, "key": parts.path.lstrip("/")}
         query["source"] = "gcs" if parts.scheme == "gs" else parts.scheme
         if namespace := client.get_user_namespace():

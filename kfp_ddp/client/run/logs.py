@@ -5,8 +5,8 @@ import queue
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain, islice
 
 from kfp_ddp.client.kfp import pods
 from kfp_ddp.client.kfp.pods import LAUNCHER, KfpLogs
@@ -19,7 +19,8 @@ from kfp_ddp.k8s.api import Api, review
 POLL_SECONDS = 2.0
 UNWRITTEN = ("SKIPPED", "OMITTED", "CACHED")
 """States of steps without a log."""
-EXECUTOR, INPUTS = "[KFP Executor ", "Got executor_input:"
+EXECUTOR = "[KFP Executor "
+INPUTS = "Got executor_input:"
 ARGO = re.compile(r"time=\S+ level=\w+ msg=.* argo=true")
 
 
@@ -32,10 +33,14 @@ def select_steps(run: RunInfo, word: str) -> list[Leaf]:
     return matches or list(leaves(run.step(word).steps))
 
 
+def _are_over(steps: Iterable[Leaf]) -> bool:
+    return all(leaf.step.state in OVER for leaf in steps)
+
+
 def lines(run: RunInfo, leaf: Leaf, api: Callable[[], Api], every: bool = False) -> Iterator[str]:
     """Yield a step's log, with the lines of KFP and Argo if `every`; none before its start."""
-    own = StepLines()
-    return (line for line in _all_lines(run, leaf, api) if every or own.includes(line))
+    complete = _all_lines(run, leaf, api)
+    return complete if every else filter(StepLines().includes, complete)
 
 
 def _all_lines(run: RunInfo, leaf: Leaf, api: Callable[[], Api]) -> Iterator[str]:
@@ -44,15 +49,18 @@ def _all_lines(run: RunInfo, leaf: Leaf, api: Callable[[], Api]) -> Iterator[str
         return
     if leaf.step.state in UNWRITTEN:
         return
-    sources = [_pod_log(run, leaf, api), *([run.kfp_logs.lines(leaf)] if run.kfp_logs else [])]
+    sources = [_pod_log(run, leaf, api)]
+    if run.kfp_logs:
+        sources.append(run.kfp_logs.lines(leaf))
     problems = []
     for source in sources:
+        # A source that cannot be read fails at its first line, so that the next one can be tried.
         try:
-            first = next(source, None)
+            first = list(islice(source, 1))
         except KfpDdpError as error:
             problems.append(str(error))
             continue
-        yield from () if first is None else chain([first], source)
+        yield from chain(first, source)
         return
     raise StorageError(f"the log of {leaf.label} cannot be read: {'; '.join(problems)}")
 
@@ -89,24 +97,38 @@ def follow(
             raise
         yield from _follow_kfp(run, run.kfp_logs, word, reload, printer)
         return
-    labels: dict[str, str] = {}
-    logs = PodLogs(api, (pods.MAIN,), printer, title=lambda pod: labels[pod["metadata"]["uid"]])
     done = [leaf for leaf in select_steps(run, word) if leaf.step.state in OVER]
     yield from read(run, done, lambda: api, prefix, every)  # in order: they do not run in parallel
-    printed = {leaf.label for leaf in done}
+    yield from _follow_pods(run, api, word, reload, printer, {leaf.label for leaf in done})
+
+
+def _follow_pods(
+    run: RunInfo,
+    api: Api,
+    word: str,
+    reload: Callable[[], RunInfo],
+    printer: "_StepPrinter",
+    printed: Collection[str],
+) -> Iterator[str]:
+    """Yield logs from pods, at the same time, until their steps are over; not of the `printed`."""
+    labels: dict[str, str] = {}
+    logs = PodLogs(api, (pods.MAIN,), printer, title=lambda pod: labels[pod["metadata"]["uid"]])
     try:
         while True:
             active = [leaf for leaf in select_steps(run, word) if leaf.label not in printed]
-            items, by_uid = pods.list_pods(api, run.id), {}
+            items = pods.list_pods(api, run.id)
+            by_uid = {}
             for leaf in active:
                 if pod := pods.find_pod(items, leaf.step):
                     uid = pod["metadata"]["uid"]
-                    labels[uid], by_uid[uid] = leaf.label, pod
+                    labels[uid] = leaf.label
+                    by_uid[uid] = pod
             logs.follow(by_uid)
-            over = run.state in OVER or all(leaf.step.state in OVER for leaf in active)
-            over = over and logs.printed
-            yield from printer.lines(0 if over else POLL_SECONDS)
-            if over:
+            ended = run.state in OVER or _are_over(active)
+            # The threads may still read the last lines of a pod that has ended.
+            complete = ended and logs.printed
+            yield from printer.lines(0 if complete else POLL_SECONDS)
+            if complete:
                 return
             run = reload()
     finally:
@@ -119,7 +141,8 @@ def _follow_kfp(
     """Yield logs through KFP, one after another, and what is left when their steps are over."""
     done = set[str]()
     while True:
-        for leaf in select_steps(run, word):
+        steps = select_steps(run, word)
+        for leaf in steps:
             over = leaf.step.state in OVER
             if leaf.label in done or leaf.step.state in (*UNWRITTEN, "PENDING"):
                 continue
@@ -128,8 +151,9 @@ def _follow_kfp(
             except (StorageError, ServerError):  # not started, or cut
                 if over:
                     raise
-            done |= {leaf.label} if over else set()
-        if run.state in OVER or all(leaf.step.state in OVER for leaf in select_steps(run, word)):
+            if over:
+                done.add(leaf.label)
+        if run.state in OVER or _are_over(steps):
             return
         time.sleep(POLL_SECONDS)
         run = reload()
@@ -137,11 +161,13 @@ def _follow_kfp(
 
 def _new_lines(kfp: KfpLogs, leaf: Leaf, printer: "_StepPrinter") -> Iterator[str]:
     for nodes in leaf.step.nodes:
-        cursor = printer.cursors.get(nodes[-1])
+        pod = nodes[-1]
+        cursor = printer.cursors.get(pod)
+        printed = cursor.lines if cursor else 0
         for number, line in enumerate(kfp.log(nodes, follow=True), 1):
-            if not cursor or number > cursor.lines:
-                at = LogCursor(0, Stamp(0, 0), number)
-                printer.line(nodes[-1], at, f"[{leaf.label}] {line}")
+            if number > printed:
+                cursor = LogCursor(0, Stamp(0, 0), number)
+                printer.line(pod, cursor, f"[{leaf.label}] {line}")
                 yield from printer.lines(0)
 
 
@@ -167,7 +193,8 @@ def read(
                 any_line = True
         except KfpDdpError as error:
             problems.append(error)
-    if problems and all_of_them and not any_line:
+    nothing = bool(problems) and not any_line
+    if all_of_them and nothing:
         raise problems[0]
     for problem in problems:
         sys.stderr.write(f"warning: {problem}\n")
@@ -183,7 +210,8 @@ class StepLines:
     def includes(self, line: str) -> bool:
         """Return whether the next line of the log is the step's own."""
         text = line.rstrip()
-        if self._inside and (text in ("{", "}") or text.startswith((" ", "\t"))):
+        is_json = text in ("{", "}") or text.startswith((" ", "\t"))
+        if self._inside and is_json:
             self._inside = text != "}"
             return False
         of_kfp = bool(line.startswith(EXECUTOR) or LAUNCHER.match(line))
@@ -194,7 +222,8 @@ class StepLines:
 class _StepPrinter(Printer):
     def __init__(self, prefix: bool, every: bool) -> None:
         super().__init__()
-        self._prefix, self._every = prefix, every
+        self._prefix = prefix
+        self._every = every
         self._own: dict[str, StepLines] = {}
         self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
 

@@ -49,7 +49,8 @@ class StoredFiles:
 
     def __init__(self, uri: str, prefix: str = "") -> None:
         """Open the folder; its files are named `<prefix><file>`."""
-        self.where, self._prefix = uri.rstrip("/"), prefix
+        self.where = uri.rstrip("/")
+        self._prefix = prefix
         self._store = open_store(self.where)
 
     def sizes(self) -> dict[str, int]:
@@ -73,7 +74,11 @@ IDLE_SECONDS = 120.0
 RETRY: dict[str, Any] = {"retry": True, "retry_seconds": 30.0}
 USER = 1000
 """The user of our images, who owns the files of runs."""
-STDIN, STDOUT, STDERR, STATUS = 0, 1, 2, 3
+STDIN = 0
+STDOUT = 1
+STDERR = 2
+STATUS = 3
+"""Channel of the exit status; the protocol of Kubernetes numbers these four."""
 POD = f"""
 apiVersion: v1
 kind: Pod
@@ -107,7 +112,9 @@ class ClaimFiles:
     def __init__(self, api: Api, pod: str, claim: str, run_id: str) -> None:
         check_run_id(run_id)
         self.where = f"{run_id} on the claim {claim}"
-        self._api, self._pod, self._root = api, pod, f"{MOUNT}/{run_id}"
+        self._api = api
+        self._pod = pod
+        self._root = f"{MOUNT}/{run_id}"
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each file; see `RunFiles`."""
@@ -181,7 +188,8 @@ def execute(api: Api, pod: str, command: list[str], line: str) -> Iterator[bytes
         socket.settimeout(IDLE_SECONDS)
         socket.send_binary(bytes([STDIN]) + line.encode() + b"\n")
         while frame := socket.recv():
-            channel, block = frame[0], frame[1:]
+            channel = frame[0]
+            block = frame[1:]
             if channel == STDOUT and block:
                 yield block
             elif channel == STDERR:
@@ -230,7 +238,8 @@ class _Blocks:
     """Blocks of bytes as a file for tarfile."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks, self._rest = blocks, bytearray()
+        self._blocks = blocks
+        self._rest = bytearray()
 
     def read(self, size: int) -> bytes:
         while len(self._rest) < size and (block := next(self._blocks, b"")):
@@ -248,18 +257,25 @@ def _node_of(api: Api, claim: str, pods: list[Object]) -> str:
     if {"ReadWriteMany", "ReadOnlyMany"} & set(volume["spec"]["accessModes"]):
         return ""
     for pod in pods:
-        claims = [v.get("persistentVolumeClaim") for v in pod["spec"].get("volumes") or []]
-        if phase(pod) == "Running" and any(one and one["claimName"] == claim for one in claims):
+        if phase(pod) == "Running" and claim in _claims_of(pod):
             return str(pod["spec"]["nodeName"])
     return ""
+
+
+def _claims_of(pod: Object) -> Iterator[str]:
+    """Yield the names of the PVCs that a pod mounts."""
+    for volume in pod["spec"].get("volumes") or []:
+        if mounted := volume.get("persistentVolumeClaim"):
+            yield mounted["claimName"]
 
 
 def _manifest(name: str, claim: str, image: str, account: str, user: int, node: str) -> Object:
     import yaml
 
     pod: Object = yaml.safe_load(POD)
-    spec, metadata = pod["spec"], pod["metadata"]
-    metadata["name"], spec["containers"][0]["image"] = name, image
+    spec = pod["spec"]
+    pod["metadata"]["name"] = name
+    spec["containers"][0]["image"] = image
     spec["securityContext"]["runAsUser"] = user
     spec["volumes"][0]["persistentVolumeClaim"]["claimName"] = claim
     if account:
@@ -277,7 +293,9 @@ def _wait_until_running(api: Api, name: str) -> None:
         if phase(pod) == "Running":
             return
         reason = container_reason(pod)
-        if late or phase(pod) == "Failed" or (reason and reason.kind not in TRANSIENT):
+        stays = reason is not None and reason.kind not in TRANSIENT
+        failed = stays or phase(pod) == "Failed"
+        if late or failed:
             break
     reason = failure_reason(pod) or waiting_reason(pod)
     why = reason.text if reason else "no node has accepted it"

@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
 
 UNFINISHED = "UNFINISHED"
-LOG_HEAD, LOG_INDENT = "INFO - Streamed logs:", " " * 4
+LOG_HEAD = "INFO - Streamed logs:"
 """What kfp.local writes before the lines of a step."""
+LOG_INDENT = " " * 4
+"""What it writes before each of them."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class RunInfo:
     end: datetime | None
     steps: tuple[Step, ...] = ()
     files: Callable[[], RunFiles] = lambda: StoredFiles("")
-    """Opens its files; raises KfpDdpError if they cannot be read."""
+    """Open its files; raise KfpDdpError if they cannot be read."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Its arguments."""
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -90,8 +92,9 @@ class RunInfo:
     def step(self, name: str) -> Step:
         """Return a step by its name or title; raise InputError with the list of steps."""
         steps = every_step(self.steps)
-        if step := next((one for one in steps if name in (one.name, one.title)), None):
-            return step
+        for step in steps:
+            if name in (step.name, step.title):
+                return step
         names = ", ".join(step.name for step in steps if not step.steps)
         raise InputError(f"{self.name} has no step {name!r}: it has {names or 'none yet'}")
 
@@ -195,7 +198,8 @@ class RunFinder(contextlib.ExitStack):
     def _own_files(
         self, run: "V2beta1Run", parameters: Mapping[str, Any], spec: Mapping[str, Any] | None
     ) -> RunFiles:
-        work, claim = parameters.get("work"), parameters.get("work_claim")
+        work = parameters.get("work")
+        claim = parameters.get("work_claim")
         if isinstance(work, str) and is_remote(work):
             return StoredFiles(f"{work.rstrip('/')}/{run.run_id}")
         if not isinstance(claim, str) or not claim:
@@ -240,9 +244,10 @@ def local_run(folder: Path) -> RunInfo:
     state = record.state or ("SUCCEEDED" if record.complete else before_the_end)
     run_id = max((path.name for path in (folder / "work").glob("[!.]*")), default="")
 
-    def step(one: LocalStep) -> Step:
-        now = state if one.state == "RUNNING" else one.state
-        return Step(one.name, one.name, now, _time(one.start), _time(one.end))
+    def shown_step(step: LocalStep) -> Step:
+        # A step that never ended has the state of the run.
+        now = state if step.state == "RUNNING" else step.state
+        return Step(step.name, step.name, now, _time(step.start), _time(step.end))
 
     return RunInfo(
         id=run_id,
@@ -250,7 +255,7 @@ def local_run(folder: Path) -> RunInfo:
         state=state,
         start=_time(record.start),
         end=_time(record.end),
-        steps=tuple(map(step, record.steps)),
+        steps=tuple(map(shown_step, record.steps)),
         files=lambda: StoredFiles(str(folder / "work" / run_id)),
         folder=folder,
     )
@@ -263,15 +268,21 @@ def _time(seconds: float) -> datetime | None:
 def _image(spec: Mapping[str, Any] | None) -> str:
     """Return a launcher image that the run has pulled, else the configured one."""
     executors = graph_of(spec).get("deploymentSpec", {}).get("executors", {})
-    images = [str(one.get("container", {}).get("image", "")) for one in executors.values()]
-    names = {image: image.rpartition("/")[2] for image in sorted(images)}
+    images = sorted(
+        str(executor.get("container", {}).get("image", "")) for executor in executors.values()
+    )
     for kind in ("launcher", "python"):
-        if launcher := next((image for image in names if kind in names[image]), ""):
-            return launcher
+        for image in images:
+            if kind in image.rpartition("/")[2]:
+                return image
     return Images.create(config.chosen(*SETTINGS)).launcher
 
 
 def read_trainings(files: RunFiles, folder: Path) -> tuple[TaskRecord, ...]:
     """Return the tasks of a run that trained or evaluated; `folder` is for downloads."""
     files.fetch(files_of_records(files.sizes()), folder)
-    return tuple(one for one in read_run(folder) if one.settings or one.events or one.evaluation)
+    return tuple(filter(_trained_or_evaluated, read_run(folder)))
+
+
+def _trained_or_evaluated(task: TaskRecord) -> bool:
+    return bool(task.settings or task.events or task.evaluation)

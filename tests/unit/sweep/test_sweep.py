@@ -13,7 +13,7 @@ import pytest
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.plan.sweep import Sweep
 from kfp_ddp.runs.train.engine import figures_of
-from kfp_ddp.sweep.engine import Leaderboard, read
+from kfp_ddp.sweep.leaderboard import Leaderboard, read
 from kfp_ddp.sweep.study import Result, Study, Trial, search
 from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.spec.manifest import Manifest
