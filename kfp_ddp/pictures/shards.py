@@ -169,7 +169,7 @@ _opened = functools.lru_cache(_OPEN)(_Archive)
 
 
 def pread(file: str, length: int, offset: int) -> bytes:
-    """Read bytes of an archive, fewer at its end; it remains open. Raises OSError."""
+    """Read bytes of an archive, fewer at its end; it remains open. Raise OSError."""
     # Two threads may both open it: one stays in the cache, the method call references the other.
     return _opened(file).read(length, offset)
 

@@ -275,7 +275,7 @@ def _are_splits(
 ) -> bool:
     """Return whether folders named as splits are splits, and not classes as the folders beside.
 
-    Raises InputError if both may be meant.
+    Raise InputError if both may be meant.
     """
     advice = "set layout=classes if {outer} are the classes, or layout=splits if {inner} are"
     dates = _check_forks(forks, others, advice)
@@ -336,7 +336,7 @@ def _add_split(
 ) -> str:
     """Add the folders of one split, those of folds together, and return them as text.
 
-    Raises InputError for two folders that are no folds.
+    Raise InputError for two folders that are no folds.
     """
     full = list(filter(len, sides)) or [side for side in sides if side.loose] or sides
     folders = [f"{side.folder}/" for side in full]

@@ -199,7 +199,7 @@ class Served(Model):  # type: ignore[misc]
             self.decoding -= len(pictures)
 
     async def _images(self, inputs: list[InferInput]) -> Images:
-        """Return the images of a request; raises InvalidInput."""
+        """Return the images of a request; raise InvalidInput."""
         name, shape = self.entry
         expected = f"one input {name!r}, UINT8 {['batch', *shape[1:]]}".replace("'", '"')
         given = [(one.name, one.datatype) for one in inputs]

@@ -94,7 +94,7 @@ class Images(Dataset[Batch]):
     def decode(self, device: torch.device, batch: Batch) -> Batch:
         """Decode the files of a batch; if the device refuses one, all are decoded as by loaders.
 
-        Raises InputError for an unreadable image.
+        Raise InputError for an unreadable image.
         """
         if batch.rows is None:
             return batch
