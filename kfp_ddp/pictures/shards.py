@@ -53,7 +53,10 @@ class Slices(NamedTuple):
     def only(self, positions: Sequence[int]) -> "Slices":
         """Select the members at these positions."""
         columns = (self.shards, self.offsets, self.sizes)
-        chosen = [array(one.typecode, (one[at] for at in positions)) for one in columns]
+        chosen = []
+        for column in columns:
+            values = (column[position] for position in positions)
+            chosen.append(array(column.typecode, values))
         return Slices(self.root, self.files, *chosen)
 
     def where(self, position: int, path: str) -> Where:
@@ -103,7 +106,8 @@ def members(root: Path) -> Members | None:
         slices.shards.append(number)
         slices.offsets.append(offset)
         slices.sizes.append(size)
-    return Members(tuple(names), slices._replace(files=tuple(f"{home}/{one}" for one in numbers)))
+    files = tuple(f"{home}/{shard}" for shard in numbers)
+    return Members(tuple(names), slices._replace(files=files))
 
 
 def content(where: Where, most: int) -> bytes:
