@@ -188,11 +188,12 @@ def _reuse(
         if index in done or name.endswith("/"):
             continue
         pack = same.packs[row]
+        file = pack or name
         crc = same.crcs[row]
         # A member of an archive is no file that could be linked.
         both_plain = not pack and not isinstance(stage, TarStage)
         linked = both_plain and stage.link(index, folders, same.mtimes[row], crc, read)
-        if linked or stage.copy(index, before, pack or name, same.offsets[row], crc):
+        if linked or stage.copy(index, before, file, same.offsets[row], crc):
             reused.add(index)
     folders.close()
     return reused

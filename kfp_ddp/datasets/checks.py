@@ -21,7 +21,8 @@ def check_apart(source: str, target: Path) -> None:
     if "://" in address:
         return
     read = Path(os.path.realpath(address))
-    for written in (target / "versions", target / ".kfsync"):
+    written_folders = (target / "versions", target / ".kfsync")
+    for written in written_folders:
         real = Path(os.path.realpath(written))
         if _inside(read, real) or _inside(real, read):
             raise InputError(
@@ -82,7 +83,8 @@ def check_room_of_plan(target: Path, stage: FileStage, missing: Sequence[int]) -
 
 def check_deletion(removed: int, files: int, source: str, options: SyncOptions) -> None:
     """Raise InputError if the share of the files to delete is over `max_delete`."""
-    if removed > options.max_delete * files:
+    most = options.max_delete * files
+    if removed > most:
         raise InputError(
             f"{source} lacks {removed:,} of the {files:,} files that the target has, over the "
             f"max_delete of {options.max_delete:g}; if that is meant, set max_delete to 1"
@@ -92,7 +94,8 @@ def check_deletion(removed: int, files: int, source: str, options: SyncOptions) 
 def check_sizes(listing: Listing, options: SyncOptions, source: str) -> None:
     """Raise InputError for an object over `max_object_mb`, such as a backup."""
     largest = max(listing.sizes)
-    if options.max_object_mb and largest > options.max_object_mb * 1e6:
+    most = options.max_object_mb * 1e6  # 0 for no limit
+    if most and largest > most:
         name = listing.names[listing.sizes.index(largest)]
         raise InputError(
             f"{source} holds {name!r} of {human(largest)}, over "

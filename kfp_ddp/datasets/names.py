@@ -79,7 +79,8 @@ def _bad_names(listing: Listing, folds: bool) -> dict[int, str]:
 
 def _refusal(listing: Listing, bad: dict[int, str]) -> str:
     """Return the message about bad names, with the first of them."""
-    shown = [f"{listing.names[index]!r} ({bad[index]})" for index in sorted(bad)[:_SHOWN]]
+    first = sorted(bad)[:_SHOWN]
+    shown = [f"{listing.names[index]!r} ({bad[index]})" for index in first]
     more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
     return (
         f"{len(bad)} object names cannot be files: {'; '.join(shown)}{more}; rename them in the "
@@ -101,7 +102,8 @@ def without_markers(listing: Listing) -> tuple[Listing, list[tuple[str, str]]]:
         return listing, []
     data = [index for index, name in enumerate(listing.names) if name not in markers]
     reason = "marks its writer's work as done, and is not data"
-    return listing.take(data), [(name, reason) for name in markers]
+    skipped = [(name, reason) for name in markers]
+    return listing.take(data), skipped
 
 
 def reason_invalid(name: str, size: int = 0) -> str:
@@ -185,7 +187,8 @@ def _unusable(name: str, size: int, folds: bool) -> str:
     why = reason_invalid(name, size)
     if why:
         return why
-    if folds and fold(name.partition("/")[0]) in _FOLDED_RESERVED:
+    first = name.partition("/")[0]
+    if folds and fold(first) in _FOLDED_RESERVED:
         return "reserved on this file system"
     return ""
 
@@ -226,7 +229,9 @@ class _Taken:
             if self._folds:
                 return "same file as another name on this file system"
             return "duplicate"
-        if self._folds and (folder or self._respells_folder(name)):
+        if not self._folds:
+            return ""
+        if folder or self._respells_folder(name):
             return "same folder as another name on this file system"
         return ""
 
@@ -277,8 +282,9 @@ def _candidates(name: str) -> Iterator[str]:
 def _percent(name: str) -> str:
     """Percent-encode control characters, dot segments and empty segments."""
     segments = list(map(_percent_segment, name.split("/")))
-    if segments[0] in RESERVED:
-        segments[0] = f"%{segments[0]}"
+    first = segments[0]
+    if first in RESERVED:
+        segments[0] = f"%{first}"
     return "/".join(segments)
 
 

@@ -27,8 +27,8 @@ def locked(path: str | Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as a requirements file: {error}") from None
     joined = re.sub(r"\\\r?\n", " ", text)
-    lines = [" ".join(re.sub(r"(^|\s)#.*", "", line).split()) for line in joined.splitlines()]
-    pins = [line for line in lines if line]
+    lines = map(_without_comment, joined.splitlines())
+    pins = list(filter(None, lines))
     for line in pins:
         if not re.fullmatch(PACKAGE, line):
             raise InputError(
@@ -44,10 +44,15 @@ def locked(path: str | Path) -> list[str]:
     return pins
 
 
+def _without_comment(line: str) -> str:
+    """Return a line of a requirements file with one space between its words."""
+    return " ".join(re.sub(r"(^|\s)#.*", "", line).split())
+
+
 def check_packages(packages: Sequence[str]) -> None:
     """Raise InputError if only some pins have hashes, which pip would not check."""
     without = [line for line in packages if HASH not in line]
-    if without and len(without) < len(packages):
+    if 0 < len(without) < len(packages):
         raise InputError(
             f"packages_to_install: {without[0]!r} has no hash and others have: lock all or none"
         )

@@ -124,8 +124,8 @@ class _Table:
         self._path = self._path_column()
         self._values = self._values_beside_path()
         # Cells after the last name of a header come from a separator in a cell.
-        last_is_used = places[-1] in self._values
-        if self._start and not first[-1] and last_is_used:
+        beyond_header = not first[-1] and places[-1] in self._values
+        if self._start and beyond_header:
             raise InputError(f"{self._what} has more cells in lines than in its header: quote them")
         self._roles: dict[str, str] = {}
         """Meaning of the cells in the column of splits; {} without such a column."""
