@@ -217,12 +217,10 @@ def _damaged(
             continue
         if name.endswith("/"):
             continue
-        row = rows.get(name)
-        if row is None or not _is_listed(row, listing, index):
+        row = _listed_row(rows.get(name), listing, index)
+        if row is None:
             bad.append(index)
             continue
-        # Of two checksums, the listed one: a row of an earlier release has crc32c alone.
-        row = row._replace(token=listing.token(index))
         mtime = _intact_mtime(folders, row, verify)
         if mtime is None:
             bad.append(index)
@@ -233,11 +231,19 @@ def _damaged(
     return bad
 
 
-def _is_listed(row: manifest.ManifestRow, listing: Listing, index: int) -> bool:
-    """Return whether a row of the manifest has the size and checksum that the source lists."""
+def _listed_row(
+    row: manifest.ManifestRow | None, listing: Listing, index: int
+) -> manifest.ManifestRow | None:
+    """Return a row of the manifest with the checksum that the source lists; None if it differs."""
+    if row is None or row.size != listing.sizes[index]:
+        return None
+    token = listing.token(index)
+    if row.token == token:
+        return row
+    # An earlier release recorded crc32c alone: the file is compared with the listed hash.
     if manifest.may_equal(row, listing, index):
-        return row.size == listing.sizes[index]
-    return (row.size, row.token) == (listing.sizes[index], listing.token(index))
+        return row._replace(token=token)
+    return None
 
 
 def _intact_mtime(folders: Folders, row: manifest.ManifestRow, verify: str) -> int | None:

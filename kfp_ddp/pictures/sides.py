@@ -408,7 +408,7 @@ def _check_side(side: Side, role: str, names: Iterable[str], layout: str) -> lis
     for name, images in side.classes.items():
         folder = f"{side.folder}/{name}"
         forks[folder] = fork_of(images, folder)[1]
-    classes = forks if layout == "auto" else ()
+    classes: Collection[str] = forks if layout == "auto" else ()
     advice = "set layout=splits if {outer} are the classes; if {inner} are, move them up"
     _check_forks(forks, classes, advice)
     return _deep(forks)

@@ -111,7 +111,8 @@ def collect(api: Api, request: VolumeRequest, current: str, dry_run: bool = Fals
 
 def _is_published(claim: Object) -> bool:
     """Return whether a PVC of a dataset is one of ours that stays."""
-    return claim["metadata"]["name"].startswith("ds-") and not _is_leaving(claim)
+    is_ours = str(claim["metadata"]["name"]).startswith("ds-")
+    return is_ours and not _is_leaving(claim)
 
 
 def _collected(api: Api, claim: Object, alive: Callable[[str], bool], dry_run: bool) -> bool:
@@ -287,7 +288,8 @@ def _snapshot_status(snapshot: Object | None) -> Object:
     """Return the status of a snapshot; {} if there is none that lasts."""
     if snapshot is None or _is_leaving(snapshot):
         return {}
-    return snapshot.get("status") or {}
+    status: Object = snapshot.get("status") or {}
+    return status
 
 
 def _claim(request: VolumeRequest, staging: Object, source: Object, strategy: str) -> Object:
