@@ -405,6 +405,7 @@ def assign_by_labels(names: Sequence[str], tables: Sequence[Labels], layout: str
         listed.add(table, images, role if len(tables) > 1 else "")
     sides = listed.sides()
     unnamed = sorted(images.names - listed.images.keys())
+    # Tables of val and test alone leave the images for training to the folders.
     if unnamed and TRAIN not in sides:
         other = assign_by_folders(_beside(names, listed.images.keys(), unnamed), layout)
         other.sides |= sides

@@ -321,6 +321,7 @@ def assign_by_folders(names: Collection[str], layout: str = "auto") -> Assignmen
             "val/<class>/"
         )
     roles = _roles(sides, forks, layout)
+    # Without a folder of a split, the top-level folders are the classes.
     if not any(roles.values()):
         return _class_folders(Side("", images, outside), forks, names, layout)
     by_role: dict[str, list[Side]] = {}

@@ -47,6 +47,7 @@ def publish(api: Api, request: VolumeRequest) -> Published:
         else:
             done = copy(api, request, staging, strategy)
     except Refused as error:
+        # Only auto chooses again, and after in-place there is nothing left to choose.
         if request.publish != "auto" or strategy in ("auto", "in-place"):
             less = "none" if strategy == "in-place" else "in-place"
             raise StorageError(f"{error}; or use publish={less}") from error
