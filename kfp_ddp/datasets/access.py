@@ -41,7 +41,7 @@ class EachNode:
 
     @classmethod
     def parse(cls, address: str) -> Self:
-        """Parse the text that `address` returns; raises InputError."""
+        """Parse the text that `address` returns; raise InputError."""
         try:
             return cls(**from_json(address.removeprefix(PER_NODE)))
         except (ValueError, TypeError) as error:
@@ -62,12 +62,13 @@ def local_dataset(dataset: str, run_dir: Path, run_id: str = "") -> Iterator[Pat
     """Yield the local folder of a dataset; one of `EachNode` is synced to the scratch folder.
 
     The first node writes the manifest to the task's `run_dir`, so that others ignore files that the
-    source gained since. Raises StorageError if the source changed since it was listed.
+    source gained since. Raise StorageError if the source changed since it was listed.
     """
     if not is_per_node(dataset):
         yield pinned(Path(dataset))
         return
-    request, listed = EachNode.parse(dataset), RunFolder(run_dir).dataset
+    request = EachNode.parse(dataset)
+    listed = RunFolder(run_dir).dataset
     target = folders.scratch_dir() / "data"
     options = options_of(request.dataset, request.options)
     only = {row.name for row in manifest.rows(listed)}

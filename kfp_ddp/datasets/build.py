@@ -36,19 +36,20 @@ def staged(
 
 
 def build(context: Context, store: DatasetVersions, result: Result) -> Result:
-    """Build and publish the version; raises Changed if objects change during the download."""
+    """Build and publish the version; raise Changed if objects change during the download."""
     options = context.options
     with staged(store, result, options.pack) as (stage, done):
         before = store.before(result.dataset)
         differences = changes(stage.listing, before, result.dataset)
         result = replace(result, resumed=len(done), changes=differences)
         if isinstance(stage, TarStage) or any(differences.packs):  # they are copied, not linked
-            checks.check_room(store.root, stage, [i for i in stage.files() if i not in done])
+            new = [index for index in stage.files() if index not in done]
+            checks.check_room(store.root, stage, new)
         if before is not None:
             reused = _reuse(stage, before, store.root, result, done, options.verify == "full")
             result = replace(result, linked=len(reused))
             done |= reused
-        missing = [i for i in stage.files() if i not in done]
+        missing = [index for index in stage.files() if index not in done]
         result = download(context, store, stage, missing, result)
     context.phase("publishing")
     write_manifest(store, stage, result, stage.tree / manifest.NAME, stage.mtimes)
@@ -98,13 +99,13 @@ def download(
     missing: Sequence[int],
     result: Result,
 ) -> Result:
-    """Download the missing objects to the stage; raises Changed, and StorageError for no room."""
+    """Download the missing objects to the stage; raise Changed, and StorageError for no room."""
     checks.check_room(store.root, stage, missing)
-    size = sum(stage.listing.sizes[i] for i in missing)
+    size = sum(stage.listing.sizes[index] for index in missing)
     transfer = Transfer(context, stage)
     context.watch("downloading", transfer.meter, len(missing), size)
     cloned = _cloned(context.source, stage, missing)
-    transfer.run([i for i in missing if i not in cloned])
+    transfer.run([index for index in missing if index not in cloned])
     retries = result.retries + transfer.meter.retries
     return replace(result, retries=retries, downloaded=len(missing), downloaded_bytes=size)
 
@@ -170,7 +171,8 @@ def changes(listing: Listing, before: Path | None, dataset: str) -> manifest.Cha
     differences = manifest.compare(listing, manifest.rows(before / manifest.NAME))
     if manifest.dataset(before) != dataset:
         differences.added = sorted([*differences.added, *differences.changed])
-        differences.changed, differences.removed = [], []
+        differences.changed = []
+        differences.removed = []
     return differences
 
 
@@ -179,16 +181,19 @@ def _reuse(
 ) -> set[int]:
     """Link (verified if `read`), or copy and verify, unchanged files; return their indices."""
     reused = set()
-    same, folders = result.changes, Folders(root, before.relative_to(root))
-    for at, index in enumerate(same.same):
+    same = result.changes
+    folders = Folders(root, before.relative_to(root))
+    for row, index in enumerate(same.same):
         name = stage.listing.names[index]
         if index in done or name.endswith("/"):
             continue
-        pack, crc = same.packs[at], same.crcs[at]
-        linked = not (pack or isinstance(stage, TarStage)) and stage.link(
-            index, folders, same.mtimes[at], crc, read
-        )
-        if linked or stage.copy(index, before, pack or name, same.offsets[at], crc):
+        pack = same.packs[row]
+        file = pack or name
+        crc = same.crcs[row]
+        # A member of an archive is no file that could be linked.
+        both_plain = not pack and not isinstance(stage, TarStage)
+        linked = both_plain and stage.link(index, folders, same.mtimes[row], crc, read)
+        if linked or stage.copy(index, before, file, same.offsets[row], crc):
             reused.add(index)
     folders.close()
     return reused
@@ -198,7 +203,8 @@ def _damaged(
     root: Path, result: Result, verify: str, packed: bool, mtimes: "array[int]"
 ) -> list[int]:
     """Return the indices of damaged files; set mtimes and checksums of the others."""
-    listing, version = result.names.listing, result.path
+    listing = result.names.listing
+    version = result.path
     rows = {row.name: row for row in manifest.rows(version / manifest.NAME)}
     folders = Folders(root, version.relative_to(root))
     invalid_members = set[int]()
@@ -206,16 +212,17 @@ def _damaged(
         invalid_members = TarStage(version, listing).invalid_members(version)
     bad = []
     for index, name in enumerate(listing.names):
-        row = rows.get(name)
-        if row and manifest.may_equal(row, listing, index):
-            row = row._replace(token=listing.token(index))
-        if row and (row.size, row.token) != (listing.sizes[index], listing.token(index)):
-            row = None
         if index in invalid_members:
             bad.append(index)
-        elif name.endswith("/"):
             continue
-        elif row is None or (mtime := _is_intact(folders, row, verify)) is None:
+        if name.endswith("/"):
+            continue
+        row = _listed_row(rows.get(name), listing, index)
+        if row is None:
+            bad.append(index)
+            continue
+        mtime = _intact_mtime(folders, row, verify)
+        if mtime is None:
             bad.append(index)
         elif row.pack == "":
             mtimes[index] = mtime
@@ -224,14 +231,29 @@ def _damaged(
     return bad
 
 
-def _is_intact(folders: Folders, row: manifest.ManifestRow, verify: str) -> int | None:
+def _listed_row(
+    row: manifest.ManifestRow | None, listing: Listing, index: int
+) -> manifest.ManifestRow | None:
+    """Return a row of the manifest with the checksum that the source lists; None if it differs."""
+    if row is None or row.size != listing.sizes[index]:
+        return None
+    token = listing.token(index)
+    if row.token == token:
+        return row
+    # An earlier release recorded crc32c alone: the file is compared with the listed hash.
+    if manifest.may_equal(row, listing, index):
+        return row._replace(token=token)
+    return None
+
+
+def _intact_mtime(folders: Folders, row: manifest.ManifestRow, verify: str) -> int | None:
     """Return the mtime of a file that matches its row; None for damage, also a link in its path."""
     within, _, name = (row.pack or row.name).rpartition("/")
     with contextlib.suppress(OSError, ValueError), folders.at(within) as folder:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         end = row.offset + row.size
-        too_long = not row.pack and status.st_size > end
-        if not stat.S_ISREG(status.st_mode) or status.st_size < end or too_long:
+        complete = status.st_size >= end if row.pack else status.st_size == end
+        if not stat.S_ISREG(status.st_mode) or not complete:
             return None
         trusted = verify == "quick" and (row.pack or status.st_mtime_ns == row.mtime_ns)
         if trusted or has_content(name, folder, row.token, row.crc, row.offset, row.size):
@@ -244,7 +266,7 @@ def _replace_files(
 ) -> Result:
     version = result.path
     with staged(store, result, "none") as (stage, done):
-        rest = [i for i in bad if i not in done]
+        rest = [index for index in bad if index not in done]
         result = download(context, store, stage, rest, result)
     flush_filesystem(stage.tree)  # before a file is renamed into a complete version
     for index in bad:
@@ -262,8 +284,8 @@ def _restore(store: DatasetVersions, version: Path, stage: FileStage, index: int
     within, _, name = stage.listing.names[index].rpartition("/")
     parts = within.split("/") if within else []
     place = version.relative_to(store.root)
-    for at, part in enumerate(parts):  # a link or a file in place of a folder is removed
-        with folder_below(store.root, place.joinpath(*parts[:at]), make=True) as above:
+    for depth, part in enumerate(parts):  # a link or a file in place of a folder is removed
+        with folder_below(store.root, place.joinpath(*parts[:depth]), make=True) as above:
             if not _is_folder(part, above):
                 remove(part, above)
     with (

@@ -21,7 +21,8 @@ def check_apart(source: str, target: Path) -> None:
     if "://" in address:
         return
     read = Path(os.path.realpath(address))
-    for written in (target / "versions", target / ".kfsync"):
+    written_folders = (target / "versions", target / ".kfsync")
+    for written in written_folders:
         real = Path(os.path.realpath(written))
         if _inside(read, real) or _inside(real, read):
             raise InputError(
@@ -32,10 +33,8 @@ def check_apart(source: str, target: Path) -> None:
 
 def check_versioned(target: Path) -> None:
     """Raise InputError for a folder that an earlier release filled with the files themselves."""
-    if (
-        os.path.lexists(target / ".kfsync" / "manifest.jsonl")
-        and not (target / "versions").exists()
-    ):
+    without_versions = os.path.lexists(target / ".kfsync" / "manifest.jsonl")
+    if without_versions and not (target / "versions").exists():
         raise InputError(
             f"{target} has files without versions, by a sync of an earlier release: give another "
             "folder, or go on there with rclone, gcloud storage rsync or aws s3 sync"
@@ -47,22 +46,25 @@ def _inside(path: Path, folder: Path) -> bool:
     if path.is_relative_to(folder):
         return True
     try:
-        return any(p.exists() and p.samefile(folder) for p in (path, *path.parents))
+        existing = filter(Path.exists, (path, *path.parents))
+        return any(map(folder.samefile, existing))
     except OSError:
         return False
 
 
 def check_room(target: Path, stage: FileStage, indices: Sequence[int]) -> None:
     """Raise StorageError if the volume has too few bytes or inodes for the objects."""
-    size, files = sum(stage.listing.sizes[i] for i in indices), stage.inodes(indices)
+    size = sum(stage.listing.sizes[index] for index in indices)
+    files = stage.inodes(indices)
     existing = next(path for path in (target, *target.parents) if path.is_dir())
     free = os.statvfs(existing)
-    have = free.f_bavail * free.f_frsize
-    if size * MARGIN > have:
+    free_bytes = free.f_bavail * free.f_frsize
+    if size * MARGIN > free_bytes:
         raise StorageError(
-            f"{target} has {human(have)} free, but {human(size)} will be written; free "
+            f"{target} has {human(free_bytes)} free, but {human(size)} will be written; free "
             "some, grow the disk or claim, or keep fewer versions (keep_versions, keep_hours)"
         )
+    # A file system that makes inodes as it needs them counts none.
     if free.f_files and files * MARGIN > free.f_favail:
         raise StorageError(
             f"{target} has {free.f_favail} inodes free, but {files} files will be written; use a "
@@ -73,13 +75,16 @@ def check_room(target: Path, stage: FileStage, indices: Sequence[int]) -> None:
 def check_room_of_plan(target: Path, stage: FileStage, missing: Sequence[int]) -> None:
     """Check the room for a dry run; files of an interrupted run are not counted."""
     arrived = set(stage.recover())
-    planned = stage.files(None if isinstance(stage, TarStage) else missing)
-    check_room(target, stage, [i for i in planned if i not in arrived])
+    planned = stage.files(missing)
+    if isinstance(stage, TarStage):  # an archive is always written in full
+        planned = stage.files()
+    check_room(target, stage, [index for index in planned if index not in arrived])
 
 
 def check_deletion(removed: int, files: int, source: str, options: SyncOptions) -> None:
     """Raise InputError if the share of the files to delete is over `max_delete`."""
-    if files and removed > options.max_delete * files:
+    most = options.max_delete * files
+    if removed > most:
         raise InputError(
             f"{source} lacks {removed:,} of the {files:,} files that the target has, over the "
             f"max_delete of {options.max_delete:g}; if that is meant, set max_delete to 1"
@@ -89,7 +94,8 @@ def check_deletion(removed: int, files: int, source: str, options: SyncOptions) 
 def check_sizes(listing: Listing, options: SyncOptions, source: str) -> None:
     """Raise InputError for an object over `max_object_mb`, such as a backup."""
     largest = max(listing.sizes)
-    if options.max_object_mb and largest > options.max_object_mb * 1e6:
+    most = options.max_object_mb * 1e6  # 0 for no limit
+    if most and largest > most:
         name = listing.names[listing.sizes.index(largest)]
         raise InputError(
             f"{source} holds {name!r} of {human(largest)}, over "

@@ -25,7 +25,8 @@ class Throttle:
     """A bandwidth limit in bytes a second over all connections; 0 for none."""
 
     def __init__(self, rate: float) -> None:
-        self.rate, self._free_at = rate, 0.0
+        self.rate = rate
+        self._free_at = 0.0
 
     def delay(self, count: int) -> float:
         """Count `count` bytes and return the seconds to wait before they may pass."""

@@ -25,7 +25,8 @@ def has_content(
 
     Without one in the token, this crc32c. False if it cannot be read.
     """
-    state, left = content_hash(token), sys.maxsize if size is None else size
+    state = content_hash(token)
+    left = sys.maxsize if size is None else size
     try:
         with open(open_plain(name, folder), "rb", buffering=0) as file:
             file.seek(start)
@@ -38,11 +39,12 @@ def has_content(
 
 
 def write_all(descriptor: int, data: bytes, offset: int) -> None:
-    """Write all bytes at an offset; raises OSError for a full or failing disk."""
+    """Write all bytes at an offset; raise OSError for a full or failing disk."""
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)
-        view, offset = view[written:], offset + written
+        view = view[written:]
+        offset += written
 
 
 def writing(target: Path) -> contextlib.AbstractContextManager[None]:
@@ -52,7 +54,7 @@ def writing(target: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def plain_folder(root: Path, path: Path) -> None:
-    """Create a folder below `root` (0755, no link) unless it exists; raises StorageError."""
+    """Create a folder below `root` (0755, no link) unless it exists; raise StorageError."""
     with writing(path):
         try:
             with folder_below(root, path.relative_to(root), make=True):
@@ -128,7 +130,8 @@ def _acquire(descriptor: int, root: Path, wait: float, watch: Watch) -> bool:
     reported = None
     while not lock(descriptor, root):
         text = os.pread(descriptor, 1000, 0).decode("utf-8", "replace")
-        holder = "".join(c if c.isprintable() else "?" for c in text) or "unknown"
+        shown = (character if character.isprintable() else "?" for character in text)
+        holder = "".join(shown) or "unknown"
         if time.monotonic() >= deadline:
             raise StorageError(
                 f"another sync is writing {root} ({holder}) and did not end in "

@@ -41,7 +41,8 @@ def run(
     layout: Mapping[str, Any] = MappingProxyType({}),
 ) -> Synced:
     """Sync, print what happened, and write the version's facts and the report."""
-    checked, rule = options_of(dataset, options), rule_of(layout)
+    checked = options_of(dataset, options)
+    rule = rule_of(layout)
     if run_id:
         check_run_id(run_id)
     with SyncProgress(sys.stdout) as progress:

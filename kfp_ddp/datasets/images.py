@@ -65,7 +65,7 @@ def check(
 
 
 def look_at(listing: Listing, rule: LayoutRule, tables: Sequence[Labels]) -> DatasetImages:
-    """Return the images of a sorted listing, with warnings; raises InputError as `lay_out`."""
+    """Return the images of a sorted listing, with warnings; raise InputError as `lay_out`."""
     layout = lay_out(
         listing.names, val_fraction=rule.val_fraction, labels=tables, layout=rule.layout
     )
@@ -142,9 +142,10 @@ def _moved(layout: Layout, before: Path, rule: LayoutRule) -> Iterator[str]:
     except KfpDdpError:  # it could not be used for training
         return
     start = len(f"{before}/")
-    trained, checked = ({path[start:] for path in one.paths} for one in earlier[:2])
+    trained = {path[start:] for path in earlier.train.paths}
+    validated = {path[start:] for path in earlier.val.paths}
     late = sorted(trained.intersection(layout.val.names))
-    names = late + sorted(checked.intersection(layout.train.names))
+    names = late + sorted(validated.intersection(layout.train.names))
     if names:
         yield (
             f"{len(names):,} images of small classes changed their split, {names[0]} first: "
@@ -159,7 +160,8 @@ def _duplicates(listing: Listing, layout: Layout) -> Iterator[str]:
     for number, part in enumerate(layout.parts.values()):
         for name, label in part:
             index = bisect_left(listing.names, name)
-            target[index], side[index] = label, number
+            target[index] = label
+            side[index] = number
     first: dict[int, int] = {}
     leaks: list[tuple[int, int]] = []
     contradictions: list[tuple[int, int]] = []
@@ -176,7 +178,8 @@ def _duplicates(listing: Listing, layout: Layout) -> Iterator[str]:
         (contradictions, "", "class", "one of the two is wrong"),
     ):
         if pairs:
-            image, other = sorted(pairs[0], key=lambda at: side[at] == _TRAIN)
+            # The image for training is named last.
+            image, other = sorted(pairs[0], key=lambda index: side[index] == _TRAIN)
             example = f"{listing.names[image]} and {listing.names[other]}"
             same = f"images{which} are the same as images"
             if len(pairs) == 1:

@@ -20,6 +20,7 @@ MARKERS = (manifest.SUCCESS, manifest.NAME)
 RESERVED = frozenset({".kfsync", *MARKERS})
 SEGMENT_BYTES = 255
 PATH_BYTES = 4000
+_SHOWN = 5
 _PROBE = ".kfsync-probe-%s\u00e9a"
 _LOOKALIKES = (".kfsync-probe-%se\u0301a", ".kfsync-probe-%s\u00e9A")
 _SAFE = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
@@ -42,31 +43,56 @@ def apply(listing: Listing, policy: str, folds: bool = False, exclude: Sequence[
     `folds` is of `folds_names`; `exclude` has globs of encoded names: later steps know no others.
     """
     listing = listing.sorted()  # encoded names must not depend on the source's order
-    sized = enumerate(zip(listing.names, listing.sizes, strict=True))
-    bad = {at: why for at, (name, size) in sized if (why := _unusable(name, size, folds))}
-    taken = _Taken(folds, (name for at, name in enumerate(listing.names) if at not in bad))
-    for at, name in enumerate(listing.names):
-        if at in bad:
-            continue
-        if why := taken.conflict(name):
-            bad[at] = why
-        else:
-            taken.add_file(name)
+    bad = _bad_names(listing, folds)
     if not bad:
         return Names(listing)
     if policy == "error":
-        shown = "; ".join(f"{listing.names[i]!r} ({bad[i]})" for i in sorted(bad)[:5])
-        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
-        raise InputError(
-            f"{len(bad)} object names cannot be files: {shown}{more}; rename them in the bucket, "
-            f"or set hostile_names to skip or encode"
-        )
+        raise InputError(_refusal(listing, bad))
     if policy == "skip":
-        selected = listing.take([i for i in range(len(listing)) if i not in bad])
-        return Names(selected, [(listing.names[i], bad[i]) for i in sorted(bad)])
+        return _skip(listing, bad)
     encoded = _encode(listing, bad, folds)
     encoded.listing = Filter((), exclude).select(encoded.listing)
     return encoded
+
+
+def _bad_names(listing: Listing, folds: bool) -> dict[int, str]:
+    """Return why names cannot be files, or not beside the others, by the index of the object."""
+    bad: dict[int, str] = {}
+    sized = zip(listing.names, listing.sizes, strict=True)
+    for index, (name, size) in enumerate(sized):
+        why = _unusable(name, size, folds)
+        if why:
+            bad[index] = why
+    # The folders of a bad name take no path from a good one.
+    valid = (name for index, name in enumerate(listing.names) if index not in bad)
+    taken = _Taken(folds, valid)
+    for index, name in enumerate(listing.names):
+        if index in bad:
+            continue
+        why = taken.conflict(name)
+        if why:
+            bad[index] = why
+        else:
+            taken.add_file(name)
+    return bad
+
+
+def _refusal(listing: Listing, bad: dict[int, str]) -> str:
+    """Return the message about bad names, with the first of them."""
+    first = sorted(bad)[:_SHOWN]
+    shown = [f"{listing.names[index]!r} ({bad[index]})" for index in first]
+    more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+    return (
+        f"{len(bad)} object names cannot be files: {'; '.join(shown)}{more}; rename them in the "
+        "bucket, or set hostile_names to skip or encode"
+    )
+
+
+def _skip(listing: Listing, bad: dict[int, str]) -> Names:
+    """Leave out the bad names, and note each with its reason."""
+    good = [index for index in range(len(listing)) if index not in bad]
+    skipped = [(listing.names[index], bad[index]) for index in sorted(bad)]
+    return Names(listing.take(good), skipped)
 
 
 def without_markers(listing: Listing) -> tuple[Listing, list[tuple[str, str]]]:
@@ -74,10 +100,10 @@ def without_markers(listing: Listing) -> tuple[Listing, list[tuple[str, str]]]:
     markers = [name for name in MARKERS if name in listing.names]
     if not markers:
         return listing, []
-    selected = listing.take([i for i, name in enumerate(listing.names) if name not in markers])
-    return selected, [
-        (name, "marks its writer's work as done, and is not data") for name in markers
-    ]
+    data = [index for index, name in enumerate(listing.names) if name not in markers]
+    reason = "marks its writer's work as done, and is not data"
+    skipped = [(name, reason) for name in markers]
+    return listing.take(data), skipped
 
 
 def reason_invalid(name: str, size: int = 0) -> str:
@@ -135,7 +161,7 @@ def folds_names(folder: Path, probe: bool = True) -> bool:
 
 
 def leave_probe(root: Path) -> None:
-    """Leave a probe in the work area for runs that may write nothing; raises OSError."""
+    """Leave a probe in the work area for runs that may write nothing; raise OSError."""
     with folder_below(root, ".kfsync") as work, contextlib.suppress(FileExistsError):
         _touch(_PROBE % "", work)
 
@@ -158,8 +184,13 @@ def _folds(folder: int, number: str) -> bool:
 
 def _unusable(name: str, size: int, folds: bool) -> str:
     """Return why the name is invalid on this file system; '' if it is valid."""
-    reserved = folds and fold(name.partition("/")[0]) in _FOLDED_RESERVED
-    return reason_invalid(name, size) or ("reserved on this file system" if reserved else "")
+    why = reason_invalid(name, size)
+    if why:
+        return why
+    first = name.partition("/")[0]
+    if folds and fold(first) in _FOLDED_RESERVED:
+        return "reserved on this file system"
+    return ""
 
 
 def fold(name: str) -> str:
@@ -195,12 +226,19 @@ class _Taken:
         if folder == name:
             return "also a folder of other objects"
         if key in self._files:
-            same = "same file as another name on this file system"
-            return same if self._folds else "duplicate"
-        others = (self._folders.get(self._form(path), path) != path for path in folders_of([name]))
-        if self._folds and (folder or any(others)):
+            if self._folds:
+                return "same file as another name on this file system"
+            return "duplicate"
+        if not self._folds:
+            return ""
+        if folder or self._respells_folder(name):
             return "same folder as another name on this file system"
         return ""
+
+    def _respells_folder(self, name: str) -> bool:
+        """Return whether a folder of the name is in use by another spelling."""
+        inside = folders_of([name])
+        return any(self._folders.get(self._form(folder), folder) != folder for folder in inside)
 
     def accept(self, name: str) -> bool:
         """Add a name if it can be a file beside the others; return whether it can."""
@@ -215,21 +253,25 @@ class _Taken:
 
 def _encode(listing: Listing, bad: dict[int, str], folds: bool) -> Names:
     """Give each bad object a safe, unique name; manifest and report have both names."""
-    names, origins = list(listing.names), dict(listing.origins)
+    names = list(listing.names)
+    origins = dict(listing.origins)
     valid = [name for index, name in enumerate(names) if index not in bad]
     taken = _Taken(folds, valid, valid)
     encoded = {}
     for index in sorted(bad):
         name = names[index]
         target = next(filter(taken.accept, _candidates(name)))
-        names[index], origins[target], encoded[name] = target, name, target
+        names[index] = target
+        origins[target] = name
+        encoded[name] = target
     result = replace(listing, names=names, origins=origins)
     return Names(result.sorted(), [], encoded)
 
 
 def _candidates(name: str) -> Iterator[str]:
     """Yield replacements for an invalid name, the most readable first, endlessly."""
-    target, digest = _percent(name), hashlib.sha256(_raw(name)).hexdigest()
+    target = _percent(name)
+    digest = hashlib.sha256(_raw(name)).hexdigest()
     yield target
     yield f"{target[:200]}%{digest[:16]}"
     while True:
@@ -239,17 +281,25 @@ def _candidates(name: str) -> Iterator[str]:
 
 def _percent(name: str) -> str:
     """Percent-encode control characters, dot segments and empty segments."""
-    segments = []
-    for segment in name.split("/"):
-        if segment in ("", ".", ".."):
-            segments.append("%2E" * len(segment) or "%")
-        else:
-            segments.append(
-                "".join(c if _SAFE.fullmatch(c) else quote(_raw(c), safe="") for c in segment)
-            )
-    if segments[0] in RESERVED:
-        segments[0] = f"%{segments[0]}"
+    segments = list(map(_percent_segment, name.split("/")))
+    first = segments[0]
+    if first in RESERVED:
+        segments[0] = f"%{first}"
     return "/".join(segments)
+
+
+def _percent_segment(segment: str) -> str:
+    if segment == "":
+        return "%"
+    if segment in (".", ".."):
+        return "%2E" * len(segment)
+    return "".join(map(_percent_character, segment))
+
+
+def _percent_character(character: str) -> str:
+    if _SAFE.fullmatch(character):
+        return character
+    return quote(_raw(character), safe="")
 
 
 def _raw(text: str) -> bytes:

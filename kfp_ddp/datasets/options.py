@@ -100,7 +100,7 @@ def glob_of(name: str) -> str:
 
 
 def expanded(globs: Iterable[str]) -> tuple[str, ...]:
-    """Return globs with the names of a table in place of `@FILE.csv`; raises InputError."""
+    """Return globs with the names of a table in place of `@FILE.csv`; raise InputError."""
     names = (_names(glob[1:]) if _TABLE.fullmatch(glob) else [glob] for glob in globs)
     return tuple(itertools.chain.from_iterable(names))
 

@@ -15,7 +15,8 @@ from kfp_ddp.storage.listing import Listing
 SHARD_BYTES = 256 << 20
 """An archive ends with the member that passes this size."""
 _BLOCK = 512
-_LONG_NAME, _LONG_SIZE = 100, 8**11
+_LONG_NAME = 100
+_LONG_SIZE = 8**11
 """Of a name and a file for which a header takes more than one block."""
 
 
@@ -30,7 +31,8 @@ class TarStage(FileStage):
         shard_bytes: int = SHARD_BYTES,
     ) -> None:
         super().__init__(folder, listing, root)
-        self._shards, self._starts = array("I"), array("Q")
+        self._shards = array("I")
+        self._starts = array("Q")
         self._sizes: list[int] = []
         position = shard_bytes
         for index, name in enumerate(listing.names):
@@ -142,9 +144,11 @@ class TarStage(FileStage):
 
         name = self.listing.names[index]
         info = tarfile.TarInfo(name.rstrip("/"))
-        info.size, info.mode = self.listing.sizes[index], 0o644
+        info.size = self.listing.sizes[index]
+        info.mode = 0o644
         if name.endswith("/"):
-            info.type, info.mode = tarfile.DIRTYPE, 0o755
+            info.type = tarfile.DIRTYPE
+            info.mode = 0o755
         return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
     def _write_header(self, index: int) -> None:

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -73,7 +74,8 @@ class SyncProgress:
         self._live = self._stream.isatty() and not quiet
         self._every = 0.2 if self._live else 10.0
         self._meter: SyncCounters | None = None
-        self._files = self._bytes = 0
+        self._files = 0
+        self._bytes = 0
         self._began = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
@@ -91,7 +93,9 @@ class SyncProgress:
 
     def watch(self, phase: str, meter: SyncCounters | None, files: int, size: int) -> None:
         """Start a phase; a download has a meter."""
-        self._files, self._bytes, self._meter = files, size, meter
+        self._files = files
+        self._bytes = size
+        self._meter = meter
         self._began = time.monotonic()
         if meter is None:
             self._write(phase)
@@ -139,17 +143,20 @@ def line(result: Result) -> str:
         f"{head}; downloaded {result.downloaded:,} ({human(result.downloaded_bytes)}), linked "
         f"{result.linked:,}, resumed {result.resumed:,} in {result.seconds:.1f} s, {human(rate)}/s"
     )
-    return f"{text}; no old version was removed: {result.kept_why}" if result.kept_why else text
+    if result.kept_why:
+        text += f"; no old version was removed: {result.kept_why}"
+    return text
 
 
 def table(result: Result) -> list[str]:
     """Return the plan of a dry run, one line per file: action, size in bytes, name."""
-    listing, changes = result.names.listing, result.changes
+    listing = result.names.listing
+    changes = result.changes
     lines = [f"{'action':8} {'bytes':>14}  name"]
     for action, indices in (("add", changes.added), ("replace", changes.changed)):
-        lines += [
-            f"{action:8} {listing.sizes[i]:>14,}  {printable(listing.names[i])}" for i in indices
-        ]
+        for index in indices:
+            name = printable(listing.names[index])
+            lines.append(f"{action:8} {listing.sizes[index]:>14,}  {name}")
     lines += [f"{'delete':8} {'':>14}  {printable(name)}" for name in changes.removed]
     lines += [f"{'skip':8} {'':>14}  {name!r}: {why}" for name, why in result.names.skipped]
     lines.append(
@@ -185,24 +192,34 @@ def markdown(result: Result) -> str:
     ]
     text = ["# Data sync", "", "| | |", "|---|---|"]
     text += [f"| {name} | {value} |" for name, value in facts]
-    text += _images(result.images) if result.images else []
+    if result.images:
+        text += _images(result.images)
     listing = result.names.listing
     for title, entries in (
-        ("Added", [listing.names[i] for i in changes.added]),
-        ("Changed", [listing.names[i] for i in changes.changed]),
+        ("Added", [listing.names[index] for index in changes.added]),
+        ("Changed", [listing.names[index] for index in changes.changed]),
         ("Removed", changes.removed),
         ("Skipped", [f"{name!r}: {reason}" for name, reason in result.names.skipped]),
         ("Renamed", [f"{old!r} is {new!r}" for old, new in result.names.encoded.items()]),
     ):
-        if entries:
-            text += ["", f"## {title}: {len(entries):,}", ""]
-            text += [f"- `{code(name)}`" for name in entries[:_SHOWN]]
-            text += [f"- and {len(entries) - _SHOWN:,} more"] if len(entries) > _SHOWN else []
+        text += _section(title, entries)
     return "\n".join(text) + "\n"
 
 
+def _section(title: str, entries: Sequence[str]) -> list[str]:
+    """Return the lines of a list of files with its title; none without files."""
+    if not entries:
+        return []
+    lines = ["", f"## {title}: {len(entries):,}", ""]
+    lines += [f"- `{code(name)}`" for name in entries[:_SHOWN]]
+    if len(entries) > _SHOWN:
+        lines.append(f"- and {len(entries) - _SHOWN:,} more")
+    return lines
+
+
 def _images(images: "DatasetImages") -> list[str]:
-    layout, number = images.layout, len(images.layout.classes)
+    layout = images.layout
+    number = len(layout.classes)
     total = sum(len(part) for part in layout.parts.values())
     title = f"## Images: {total:,} in {number:,} classes"
     lines = ["", title, "", f"From {cell(layout.form)}.", ""]
@@ -210,8 +227,10 @@ def _images(images: "DatasetImages") -> list[str]:
     lines += ["", f"| class | {' | '.join(layout.parts)} |", "|---|---|---|---|"]
     columns = [part.counts(number) for part in layout.parts.values()]
     rows = list(zip(layout.classes, *columns, strict=True))
-    lines += [f"| {cell(name)} | {a:,} | {b:,} | {c:,} |" for name, a, b, c in rows[:_CLASSES]]
-    lines += [f"| and {number - _CLASSES:,} more | | | |"] if number > _CLASSES else []
+    for name, train, val, test in rows[:_CLASSES]:
+        lines.append(f"| {cell(name)} | {train:,} | {val:,} | {test:,} |")
+    if number > _CLASSES:
+        lines.append(f"| and {number - _CLASSES:,} more | | | |")
     return lines
 
 
@@ -221,4 +240,6 @@ def _outcome(result: Result) -> str:
         return f"dry run, nothing written{refusal}"
     if result.unchanged:
         return "unchanged, nothing copied"
-    return f"{result.repaired:,} damaged files repaired" if result.repaired else "new version"
+    if result.repaired:
+        return f"{result.repaired:,} damaged files repaired"
+    return "new version"

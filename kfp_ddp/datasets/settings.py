@@ -39,7 +39,7 @@ SyncSettings = create_model("SyncSettings", __base__=_Model, **_FIELDS)
 
 
 def options_of(dataset: str, settings: Mapping[str, Any]) -> SyncOptions:
-    """Return the options that a pipeline's mapping gives; raises InputError."""
+    """Return the options that a pipeline's mapping gives; raise InputError."""
     (values,) = split("sync", settings, SyncSettings)
     return SyncOptions(**dict(SyncSettings.create(dataset=dataset, **values)))
 

@@ -51,12 +51,14 @@ class Journal:
     """A line for each verified file, after the boot id: those of another boot are read again."""
 
     def __init__(self, root: Path, name: Path) -> None:
-        self._root, self._name = root, name
-        self._descriptor, self._lines = -1, list[str]()
+        self._root = root
+        self._name = name
+        self._descriptor = -1
+        self._lines = list[str]()
         self._lock = threading.Lock()
 
     def open(self) -> None:
-        """Open the journal to append; raises OSError."""
+        """Open the journal to append; raise OSError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         with folder_below(self._root, self._name.parent) as folder:
             self._descriptor = os.open(self._name.name, flags, 0o644, dir_fd=folder)
@@ -94,7 +96,7 @@ class Journal:
                     continue  # the kill came in the middle of the line
                 if isinstance(line, dict):
                     trusted = bool(_boot()) and line.get("boot") == _boot()
-                elif isinstance(line, list) and [type(value) for value in line] == _KINDS:
+                elif isinstance(line, list) and list(map(type, line)) == _KINDS:
                     name, size, crc, mtime_ns, inode = line
                     yield Arrived(name, size, crc, mtime_ns, inode, trusted)
 
@@ -117,7 +119,8 @@ class FileStage:
 
     def __init__(self, folder: Path, listing: Listing, root: Path | None = None) -> None:
         """Create a stage in `folder`; no link is followed below `root` (default: its parent)."""
-        self.folder, self.tree = folder, folder / "tree"
+        self.folder = folder
+        self.tree = folder / "tree"
         self.listing = listing
         self.mtimes = array("q", bytes(8 * len(listing)))
         self.root = root or folder.parent
@@ -158,7 +161,7 @@ class FileStage:
     def files(self, indices: Iterable[int] | None = None) -> list[int]:
         """Return the indices, or all, without those of folder markers."""
         chosen = range(len(self.listing)) if indices is None else indices
-        return [i for i in chosen if not self.listing.names[i].endswith("/")]
+        return [index for index in chosen if not self.listing.names[index].endswith("/")]
 
     def path(self, index: int) -> Path:
         """Return the path of the object's file in this stage."""
@@ -240,9 +243,11 @@ class FileStage:
 
     def copy(self, index: int, before: Path, name: str, offset: int, crc: int) -> bool:
         """Copy a file from the version before, or an archive of it; False if its bytes differ."""
-        size, token = self.listing.sizes[index], self.listing.token(index)
+        size = self.listing.sizes[index]
+        token = self.listing.token(index)
         state = content_hash(token)
-        computed = position = 0
+        computed = 0
+        position = 0
         try:
             source = open_below(before, name)
         except OSError:
@@ -273,12 +278,14 @@ class FileStage:
     def note(self, index: int, crc: int, mtime_ns: int, inode: int) -> None:
         """Add the object to the journal."""
         self.mtimes[index] = mtime_ns
-        name, size = self.listing.names[index], self.listing.sizes[index]
+        name = self.listing.names[index]
+        size = self.listing.sizes[index]
         self._journal.note(name, size, crc, mtime_ns, inode)
 
     def recover(self) -> Iterator[int]:
         """Yield the indices of files that still match the journal."""
-        names, sizes = self.listing.names, self.listing.sizes
+        names = self.listing.names
+        sizes = self.listing.sizes
         for file in self._journal.read():
             index = bisect_left(names, file.name)
             same = index < len(names) and (names[index], sizes[index]) == (file.name, file.size)

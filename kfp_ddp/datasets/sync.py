@@ -37,7 +37,7 @@ def sync(
     rule: "LayoutRule | None" = None,
     only: Collection[str] = (),
 ) -> Result:
-    """Make the target folder equal to the source; raises InputError before a byte is written."""
+    """Make the target folder equal to the source; raise InputError before a byte is written."""
     began = time.monotonic()
     new = not options.dry_run and not os.path.exists(target / ".kfsync")
     source = open_source(
@@ -70,7 +70,7 @@ def sync(
 
 
 def _attempt(context: Context, target: Path, dataset: str) -> Result:
-    """List the source once and sync to that listing; raises Changed if objects change meanwhile."""
+    """List the source once and sync to that listing; raise Changed if objects change meanwhile."""
     options = context.options
     listed = _list(context, target)
     store = DatasetVersions(target)
@@ -108,7 +108,8 @@ def _publish(context: Context, store: DatasetVersions, result: Result) -> bool:
 
 def _list(context: Context, target: Path) -> names.Names:
     """List the source, with names that are valid files."""
-    source, options = context.source, context.options
+    source = context.source
+    options = context.options
     context.phase("listing")
     listing, markers = names.without_markers(source.listing())
     listing = Filter(options.include, options.exclude).select(listing)
@@ -120,8 +121,9 @@ def _list(context: Context, target: Path) -> names.Names:
     folds = names.folds_names(target, probe=not options.dry_run)
     judged = names.apply(listing, options.hostile_names, folds, options.exclude)
     if context.only:
-        indices = [i for i, name in enumerate(judged.listing.names) if name in context.only]
-        judged.listing = judged.listing.take(indices)
+        names_of_all = judged.listing.names
+        wanted = [index for index, name in enumerate(names_of_all) if name in context.only]
+        judged.listing = judged.listing.take(wanted)
     judged.skipped[:0] = markers
     return judged
 

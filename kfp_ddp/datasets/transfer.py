@@ -38,16 +38,20 @@ class Transfer:
     """Downloads objects to a stage: small ones in one thread, large or slow ones in others."""
 
     def __init__(self, context: Context, stage: FileStage) -> None:
-        self._source, self._listing, self._stage = context.source, stage.listing, stage
+        self._source = context.source
+        self._listing = stage.listing
+        self._stage = stage
         self._connections = min(context.options.concurrency, context.source.max_workers)
-        self._retry, self._throttle = context.retry, Throttle(context.options.bandwidth_mb * 1e6)
+        self._retry = context.retry
+        self._throttle = Throttle(context.options.bandwidth_mb * 1e6)
         self._feed = deque[int]()
         self._write_seconds = 0.0
-        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
         self.meter = SyncCounters()
 
     def run(self, indices: Sequence[int]) -> None:
-        """Download these objects; raises Changed if one is not as listed any more, KfpDdpError."""
+        """Download these objects; raise Changed if one is not as listed any more, KfpDdpError."""
         # Large ones first, so that none of them is the last one alone.
         self._feed.extend(sorted(indices, key=self._listing.sizes.__getitem__, reverse=True))
         with ThreadPoolExecutor(self._connections) as self._threads:
@@ -62,7 +66,8 @@ class Transfer:
 
     async def _start_worker(self, group: asyncio.TaskGroup) -> None:
         """Open all connections for small bodies; for large ones, add more while they bring more."""
-        workers, growth = 0, Growth(lambda: self.meter.bytes)
+        workers = 0
+        growth = Growth(lambda: self.meter.bytes)
         while self._feed and workers < self._connections:
             target = max(workers, STREAMS) if self._large_next else self._connections
             more = min(target, self._connections - workers, len(self._feed))
@@ -93,7 +98,8 @@ class Transfer:
         """Take an object from the feed; the reader requests it at once."""
         if not self._feed:
             return None
-        index, listing = self._feed.popleft(), self._listing
+        listing = self._listing
+        index = self._feed.popleft()
         tag = listing.tags[index] if listing.tags else ""
         entry = Entry(listing.origin(index), listing.generations[index], tag, listing.sizes[index])
         if reader is not None:
@@ -200,8 +206,10 @@ class _Target:
     """The file of a large body, with the size and crc32c of what is written."""
 
     def __init__(self, descriptor: int, start: int) -> None:
-        self._descriptor, self._start = descriptor, start
-        self.size = self.crc = 0
+        self._descriptor = descriptor
+        self._start = start
+        self.size = 0
+        self.crc = 0
 
     def write(self, block: bytes) -> None:
         self.crc = google_crc32c.extend(self.crc, block)
@@ -214,14 +222,18 @@ class Growth:
 
     def __init__(self, arrived: Callable[[], int]) -> None:
         """Watch a transfer that has received `arrived()` bytes."""
-        self._arrived, self._best = arrived, 0.0
+        self._arrived = arrived
+        self._best = 0.0
 
     async def period(self) -> bool:
         """Measure for a while; return whether more connections are useful."""
-        began, used, before = time.perf_counter(), time.process_time(), self._arrived()
+        began = time.perf_counter()
+        used = time.process_time()
+        before = self._arrived()
         await asyncio.sleep(_PERIOD)
         seconds = time.perf_counter() - began
-        busy, rate = (time.process_time() - used) / seconds, (self._arrived() - before) / seconds
+        busy = (time.process_time() - used) / seconds
+        rate = (self._arrived() - before) / seconds
         return self.more_connections_help(busy, rate)
 
     def more_connections_help(self, busy: float, rate: float) -> bool:

@@ -52,12 +52,17 @@ class DatasetVersions:
         except OSError:
             return None
         path = self.versions / Path(target).name
-        return path if Path(target).parent == Path("versions") and success(path) else None
+        if Path(target).parent == Path("versions") and success(path):
+            return path
+        return None
 
     def before(self, dataset: str) -> Path | None:
         """Return the version to compare with and to reuse: the dataset's newest, else `current`."""
-        current, own = self.current(), [path for _, path in self.versions_of(dataset)]
-        return current if current in own or not own else own[0]
+        current = self.current()
+        own = [path for _, path in self.versions_of(dataset)]
+        if current in own or not own:
+            return current
+        return own[0]
 
     def versions_of(self, dataset: str) -> list[tuple[int, Path]]:
         """Return the complete versions of a dataset by last use, the newest first."""
@@ -69,11 +74,11 @@ class DatasetVersions:
         return sorted(versions, reverse=True)
 
     def handed_out(self, version: Path) -> int:
-        """Return the time of the last use, in nanoseconds; raises OSError if it is removed."""
+        """Return the time of the last use, in nanoseconds; raise OSError if it is removed."""
         return os.lstat(version / manifest.SUCCESS).st_mtime_ns
 
     def prepare(self) -> None:
-        """Create the work area, and the folder of the versions; raises StorageError."""
+        """Create the work area, and the folder of the versions; raise StorageError."""
         with writing(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
         for path in (self.work / "building", self.work / "trash", self.versions):
@@ -97,7 +102,8 @@ class DatasetVersions:
 
     def publish(self, build: Path, digest: str) -> None:
         """Mark the finished tree of a build as complete and rename it to its version."""
-        version, tree = self.version(digest), build / "tree"
+        version = self.version(digest)
+        tree = build / "tree"
         flush_filesystem(tree)
         with atomic_write(tree / manifest.SUCCESS, build / manifest.SUCCESS, self.root) as file:
             file.write(f"{digest}\n".encode())
@@ -125,7 +131,8 @@ class DatasetVersions:
 
     def record_use(self, digest: str, run_id: str = "") -> bool:
         """Record the use of this version, with a lease for the run; False if it was removed."""
-        version, leases = self.version(digest), self.leases(digest)
+        version = self.version(digest)
+        leases = self.leases(digest)
         try:
             with folder_below(self.root, version.relative_to(self.root)) as folder:
                 os.utime(manifest.SUCCESS, dir_fd=folder, follow_symlinks=False)
@@ -190,7 +197,10 @@ def collect(store: DatasetVersions, options: SyncOptions, result: Result) -> Res
         return result
     latest = time.time_ns() - int(options.keep_hours * 3600e9)
     older = store.versions_of(result.dataset)[options.keep_versions :]
-    old = [(when, path) for when, path in older if when < latest and path != result.path]
+    old = []
+    for when, path in older:
+        if when < latest and path != result.path:
+            old.append((when, path))
     if not old:
         return result
     from kfp_ddp.jobs.identity import live_runs  # most syncs remove nothing

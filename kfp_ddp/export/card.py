@@ -74,7 +74,7 @@ def readme(
     missing |= set(FILES.values()) - {form.file for form in record.variants}
     if not record.requested:
         missing.add(bundle.VARIANTS)
-    with_samples = [c for c in result.classes if c.samples]
+    with_samples = [row for row in result.classes if row.samples]
     worst = sorted(with_samples, key=lambda c: c.recall)[:3]
     return render_text(
         "model_card.md.jinja",
@@ -83,7 +83,7 @@ def readme(
         size=result.image_size,
         **{key: signature["preprocessing"][key] for key in ("before", "background", "short_side")},
         figures=figures(result),
-        weak=", ".join(f"{cell(c.name)} ({c.recall:.3f})" for c in worst),
+        weak=", ".join(f"{cell(row.name)} ({row.recall:.3f})" for row in worst),
         files=[(file, text) for file, text in _FILES.items() if file not in missing],
         code_digest=code_digest,
         **_forms(parity, record),

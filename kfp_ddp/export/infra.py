@@ -87,8 +87,8 @@ def write_sample(
 
 def pattern(size: int) -> NDArray[np.uint8]:
     """Return a synthetic image, uint8 [3, size, size]: coloured squares."""
-    at = np.arange(size) * 8 // size
-    squares = 37 * at[:, None] + 91 * at[None, :] + 53 * np.arange(3)[:, None, None]
+    cell = np.arange(size) * 8 // size
+    squares = 37 * cell[:, None] + 91 * cell[None, :] + 53 * np.arange(3)[:, None, None]
     return (squares * squares % 251).astype(np.uint8)
 
 

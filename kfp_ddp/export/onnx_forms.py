@@ -28,7 +28,7 @@ def calibration(dataset: Path, info: ModelInfo, count: int) -> Iterator[Tensor]:
     """Yield up to `count` training images in batches, evenly spaced, as for evaluation."""
     index, _ = sides_of(dataset, TRAIN, info.classes, info.config)
     count = min(count, len(index))
-    chosen = index.only([at * len(index) // count for at in range(count)])
+    chosen = index.only([number * len(index) // count for number in range(count)])
     for images, *_ in evaluation_batches(chosen, info.image_size, BATCH, reading=info.reading):
         yield images.contiguous()
 

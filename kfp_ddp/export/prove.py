@@ -31,7 +31,9 @@ def real_samples(split: Path, info: ModelInfo) -> Tensor:
     """Return up to `SAMPLES` readable images of a split, evenly spaced; InputError for none."""
     index, _ = sides_of(split.parent, split.name, info.classes, info.config)
     count = min(SAMPLES, len(index))
-    for part in (index.only([at * len(index) // count for at in range(count)]), index):
+    spaced = index.only([number * len(index) // count for number in range(count)])
+    # Where none of these can be read, the first ones that can.
+    for part in (spaced, index):
         for images, *_ in evaluation_batches(part, info.image_size, count, reading=info.reading):
             return images.contiguous()
     raise InputError(f"none of the {len(index)} images in {split} can be read: replace them")

@@ -36,8 +36,8 @@ def record(folder: Path, model_name: str, result: Evaluation) -> dict[str, Any]:
         for path in sorted(folder.glob("model.*"))
     ]
     step = [  # if a cluster reports it
-        {"type": "container", "name": one["image"], "version": one["digest"]}
-        for one in record_images()["step"]
+        {"type": "container", "name": image["image"], "version": image["digest"]}
+        for image in record_images()["step"]
     ]
     return {
         "bomFormat": "CycloneDX",
@@ -66,10 +66,11 @@ def record(folder: Path, model_name: str, result: Evaluation) -> dict[str, Any]:
 
 def packages() -> list[dict[str, Any]]:
     """Return all installed packages, sorted."""
-    installed = [one.metadata for one in metadata.distributions()]
-    versions = {
-        re.sub(r"[-_.]+", "-", str(one["Name"])).lower(): one["Version"] for one in installed
-    }
+    versions = {}
+    for distribution in metadata.distributions():
+        facts = distribution.metadata
+        name = re.sub(r"[-_.]+", "-", str(facts["Name"])).lower()
+        versions[name] = facts["Version"]
     return [library(name, version) for name, version in sorted(versions.items())]
 
 
@@ -117,8 +118,8 @@ def source_digest() -> str:
     root = Path(kfp_ddp.__file__).parent
     total = hashlib.sha256()
     names = sorted(
-        os.path.relpath(os.path.join(at, name), root)
-        for at, _, files in os.walk(root, followlinks=True)
+        os.path.relpath(os.path.join(folder, name), root)
+        for folder, _, files in os.walk(root, followlinks=True)
         for name in files
         if name.endswith(".py")
     )

@@ -48,8 +48,8 @@ class Lineage(NamedTuple):
 
     def record(self, dataset_digest: str) -> dict[str, str]:
         """Return the content of `LINEAGE`, with the current time."""
-        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        return {**self._asdict(), "dataset_digest": dataset_digest, "exported_at": at}
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        return {**self._asdict(), "dataset_digest": dataset_digest, "exported_at": now}
 
 
 @step

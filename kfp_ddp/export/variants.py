@@ -78,7 +78,8 @@ def add(source: VariantSource, settings: Variants) -> tuple[VariantsRecord, dict
     left_out |= failed
     before = _checkpoint_predictions(source) if predictions else {}
     measured = [
-        _measured(name, one, before, source, details[name]) for name, one in predictions.items()
+        _measured(name, predicted, before, source, details[name])
+        for name, predicted in predictions.items()
     ]
     for form in measured:
         if -form.gain > settings.max_variant_drop:

@@ -7,9 +7,8 @@ from pydantic import Field, model_validator
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings
-from kfp_ddp.jobs.fields import JobFields, check_packages
+from kfp_ddp.jobs.fields import JobFields
 from kfp_ddp.jobs.kinds import KINDS, Kind, pod
-from kfp_ddp.k8s.objects import parse_quantity
 
 
 class LaunchSpec(JobFields):
@@ -17,46 +16,14 @@ class LaunchSpec(JobFields):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        ways = [name for name in ("command", "script", "entry") if getattr(self, name)]
-        if len(ways) > 1:
-            raise ValueError(f"give {' or '.join(ways)}, not both")
-        if self.entry and not self.code:
-            raise ValueError(f"entry={self.entry!r} without code: as_folder gives both")
-        if self.pip_index_urls and not self.packages_to_install:
-            raise ValueError("pip_index_urls without packages_to_install: nothing is installed")
-        if self.prepares() and not ways:
-            raise ValueError(
-                "code and packages_to_install need a command, a script or an entry: what the "
-                "image runs of itself would not find them"
-            )
-        check_packages(self.packages_to_install)
-        requested = self.requested()
-        for name, limit in requested["limits"].items():
-            request = requested["requests"].get(name, limit)
-            if parse_quantity(request) > parse_quantity(limit):
-                raise ValueError(f"{name}: {request} are requested, above the limit of {limit}")
-            if self.is_gpu(name) and parse_quantity(limit).denominator > 1:
-                raise ValueError(f"{name}={limit} is not a number of GPUs: give a whole one")
         self._check_mounts()
-        if self.rdma_resource and self.nccl_infiniband != "on":
-            raise ValueError(
-                f"rdma_resource={self.rdma_resource!r} without nccl_infiniband=on: "
-                "NCCL would not use the device"
-            )
-        if self.queue and not self.scheduler:
-            raise ValueError(
-                f"queue={self.queue!r} without scheduler: set the scheduler of the queue, "
-                "kueue, volcano, coscheduling or runai"
-            )
         self.job_kind.check(self)
         return self
 
     def _check_mounts(self) -> None:
-        needed = [(setting, "name") for setting in ("volumes", "volume_mounts", "env_vars")]
-        for setting, key in (*needed, ("volume_mounts", "mountPath")):
-            if not all(item.get(key) for item in getattr(self, setting)):
-                raise ValueError(f"{setting}: one has no {key}")
-        volumes, paths = {one["name"] for one in pod.volumes(self, "")}, set[str]()
+        """Raise ValueError for a path that is mounted twice, or a mount without its volume."""
+        volumes = {volume["name"] for volume in pod.volumes(self, "")}
+        paths: set[str] = set()
         for mount in pod.mounts(self, ""):
             path = posixpath.normpath(mount["mountPath"])
             if path in paths:

@@ -90,6 +90,15 @@ def _are_flags(values: Iterable[str]) -> bool:
     return all(value.lower() in _FLAGS for value in values)
 
 
+def _roles_of_flags(values: Iterable[str], role: str) -> dict[str, str]:
+    """Return the split that each value of a column such as is_train means; `role` for yes."""
+    others = VAL if role == TRAIN else TRAIN
+    roles = {}
+    for value in values:
+        roles[value] = role if _FLAGS[value.lower()] else others
+    return roles
+
+
 class _Table:
     """A table whose columns have a meaning; raises InputError where their names do not tell it.
 
@@ -103,7 +112,7 @@ class _Table:
         self._what = f"labels {table.name}"
         first = [column[0] for column in table.columns]
         places = range(len(first))
-        numbers = [str(at + 1) for at in places]
+        numbers = [str(place + 1) for place in places]
         self._start = int(self._has_header(first, numbers))
         self._heads = numbers
         if self._start:
@@ -113,22 +122,28 @@ class _Table:
         self._positions = dict(zip(numbers, places, strict=True)) | dict(by_name)
         self._cells = [column[self._start :] for column in table.columns]
         self._path = self._path_column()
-        self._values: dict[int, set[str]] = {}
-        """Cells of each other column that has any."""
-        for at, cells in enumerate(self._cells):
-            if at != self._path and any(cells):
-                self._values[at] = set(cells) - {""}
-        if self._start and not first[-1] and len(first) - 1 in self._values:
+        self._values = self._values_beside_path()
+        # Cells after the last name of a header come from a separator in a cell.
+        beyond_header = not first[-1] and places[-1] in self._values
+        if self._start and beyond_header:
             raise InputError(f"{self._what} has more cells in lines than in its header: quote them")
         self._roles: dict[str, str] = {}
         """Meaning of the cells in the column of splits; {} without such a column."""
         self._split = self._split_column()
         self._labels = self._label_columns()
 
+    def _values_beside_path(self) -> dict[int, set[str]]:
+        """Return the cells of each column that has any, but the one of images."""
+        values = {}
+        for column, cells in enumerate(self._cells):
+            if column != self._path and any(cells):
+                values[column] = set(cells) - {""}
+        return values
+
     @property
     def form(self) -> str:
         """Return the columns as text."""
-        labels = some([f"`{self._heads[at]}`" for at in self._labels])
+        labels = some([f"`{self._heads[column]}`" for column in self._labels])
         split = f", `{self._heads[self._split]}` (split)" if self._roles else ""
         return f"columns `{self._heads[self._path]}` (image), {labels} (class){split}"
 
@@ -136,22 +151,17 @@ class _Table:
         """Yield image, class, and split or '' of each row; raise InputError for an invalid row."""
         missing: list[str] = []
         rows = zip(self._cells[self._path], self._classes(), self._cells[self._split], strict=True)
-        for at, (path, label, part) in enumerate(rows):
+        for row, (path, label, part) in enumerate(rows):
             if not path and not label:
                 continue
             if not path or not label:
                 raise InputError(
-                    f"line {self._line(at)} of {self._what} has no path or no label: write both, "
+                    f"line {self._line(row)} of {self._what} has no path or no label: write both, "
                     "as path,label or under such a header"
                 )
-            names = self._images.like(path)
-            if len(names) > 1:
-                raise InputError(
-                    f"{path} in {self._what} can be {names[0]} or {names[1]}: write the path of "
-                    "the image in the dataset"
-                )
-            if names:
-                yield names[0], label, self._roles.get(part, "")
+            name = self._image(path)
+            if name:
+                yield name, label, self._roles.get(part, "")
             else:
                 missing.append(path)
         if missing:
@@ -162,8 +172,18 @@ class _Table:
                 f"choose columns, as in labels={self._table.name}#PATH,LABEL"
             )
 
-    def _line(self, at: int) -> int:
-        return self._table.first + self._start + at
+    def _image(self, path: str) -> str:
+        """Return the image that a path means; '' for none, InputError for more than one."""
+        names = self._images.like(path)
+        if len(names) > 1:
+            raise InputError(
+                f"{path} in {self._what} can be {names[0]} or {names[1]}: write the path of "
+                "the image in the dataset"
+            )
+        return names[0] if names else ""
+
+    def _line(self, row: int) -> int:
+        return self._table.first + self._start + row
 
     def _has_header(self, first: Sequence[str], numbers: Sequence[str]) -> bool:
         """Return whether the first cells are names of columns; InputError if nothing tells."""
@@ -222,11 +242,11 @@ class _Table:
         """Return the columns in which this is true of most cells."""
         step = 1 + len(self._cells[0]) // _SAMPLED
         columns = []
-        for at, cells in enumerate(self._cells):
+        for column, cells in enumerate(self._cells):
             sample = cells[::step]
             count = sum(map(bool, map(holds, sample)))
             if 2 * count > len(sample):
-                columns.append(at)
+                columns.append(column)
         return columns
 
     def _split_column(self) -> int:
@@ -234,25 +254,26 @@ class _Table:
         chosen = self._table.chosen
         columns = list(map(self._index, chosen[2:])) if chosen else list(self._values)
         splits = []
-        for at in columns:
-            if roles := self._roles_in(at):
+        for column in columns:
+            roles = self._roles_in(column)
+            if roles:
                 self._roles = roles
-                splits.append(at)
+                splits.append(column)
         return self._only("splits", splits or [-1], "PATH,LABEL,{}")
 
-    def _roles_in(self, at: int) -> dict[str, str]:
+    def _roles_in(self, column: int) -> dict[str, str]:
         """Return the splits that the values of a column mean; {} if it is not one of splits."""
-        values = self._values.get(at, set())
+        values = self._values.get(column, set())
         if all(map(role_in, values)):
             return {value: role_in(value) for value in values}
-        head = _plain(self._heads[at])
+        head = _plain(self._heads[column])
         role = role_in(head.removeprefix("is").removesuffix("set"))
         if role and _are_flags(values):
-            others = VAL if role == TRAIN else TRAIN
-            return {value: role if _FLAGS[value.lower()] else others for value in values}
-        if self._table.chosen or role or head in _SPLIT:
+            return _roles_of_flags(values, role)
+        named_as_split = role != "" or head in _SPLIT
+        if self._table.chosen or named_as_split:
             raise InputError(
-                f"{self._what} has the splits {some(sorted(values))} in `{self._heads[at]}`: "
+                f"{self._what} has the splits {some(sorted(values))} in `{self._heads[column]}`: "
                 "write train, val or test, or choose other columns, as in "
                 f"labels={self._table.name}#PATH,LABEL"
             )
@@ -262,23 +283,28 @@ class _Table:
         """Return the column of classes, or a column for each class."""
         if self._table.chosen:
             return self._written_labels(self._table.chosen[1])
-        setting = f"{self._heads[self._path]},{{}}"
-        others = [at for at in self._values if at != self._split]
-        known = [at for at in others if _plain(self._heads[at]) in _LABEL]
-        if known:
-            return [self._only("classes", known, setting)]
-        flags = all(_are_flags(self._values[at]) for at in others)
-        if flags and self._start and len(others) > 1:
+        others = [column for column in self._values if column != self._split]
+        if not others:
+            raise InputError(
+                f"{self._what} has no column of classes next to `{self._heads[self._path]}`: add "
+                "one, such as label"
+            )
+        known = [column for column in others if _plain(self._heads[column]) in _LABEL]
+        if not known and self._have_flags(others):
             return others
-        # Neither a constant nor a number of each row is a class, where another column may be.
+        likely = known or self._varied(others) or others
+        return [self._only("classes", likely, f"{self._heads[self._path]},{{}}")]
+
+    def _have_flags(self, columns: Sequence[int]) -> bool:
+        """Return whether each of several columns with a name says of each row yes or no."""
+        if not self._start or len(columns) < 2:
+            return False
+        return all(_are_flags(self._values[column]) for column in columns)
+
+    def _varied(self, columns: Sequence[int]) -> list[int]:
+        """Return the columns that are neither a constant nor a number of each row."""
         rows = len(self._cells[self._path])
-        varied = [at for at in others if 1 < len(self._values[at]) < rows]
-        if likely := varied or others:
-            return [self._only("classes", likely, setting)]
-        raise InputError(
-            f"{self._what} has no column of classes next to `{self._heads[self._path]}`: add one, "
-            "such as label"
-        )
+        return [column for column in columns if 1 < len(self._values[column]) < rows]
 
     def _written_labels(self, name: str) -> list[int]:
         """Return the column of this name, or those with + between their names."""
@@ -297,16 +323,17 @@ class _Table:
     def _class_of_flags(self) -> list[str]:
         """Return the class of each row by the one column that is 1 there."""
         labels = [""] * len(self._cells[self._path])
-        for at in self._labels:
-            for row, cell in enumerate(self._cells[at]):
+        for column in self._labels:
+            head = self._heads[column]
+            for row, cell in enumerate(self._cells[column]):
                 if not _FLAGS.get(cell.lower()):
                     continue
                 if labels[row]:
                     raise InputError(
                         f"line {self._line(row)} of {self._what} has two classes, {labels[row]} "
-                        f"and {self._heads[at]}: keep one of them"
+                        f"and {head}: keep one of them"
                     )
-                labels[row] = self._heads[at]
+                labels[row] = head
         return labels
 
 
@@ -378,14 +405,15 @@ def assign_by_labels(names: Sequence[str], tables: Sequence[Labels], layout: str
         listed.add(table, images, role if len(tables) > 1 else "")
     sides = listed.sides()
     unnamed = sorted(images.names - listed.images.keys())
+    # Tables of val and test alone leave the images for training to the folders.
     if unnamed and TRAIN not in sides:
         other = assign_by_folders(_beside(names, listed.images.keys(), unnamed), layout)
         other.sides |= sides
         return replace(other, form=f"{listed.form} and {other.form}")
     result = Assignment(sides, listed.form)
     files = [table.name for table in tables]
-    more = [name for name in tables_in(names) if name not in files]
-    hint = f" ({more[0]} is not used; labels takes several names)" if more else ""
+    unused = [name for name in tables_in(names) if name not in files]
+    hint = f" ({unused[0]} is not used; labels takes several names)" if unused else ""
     result.leave_out(unnamed, f"images that {' and '.join(files)} does not name{hint}: {{:,}}")
     result.sides.setdefault(TRAIN, Side())
     return result
@@ -393,8 +421,10 @@ def assign_by_labels(names: Sequence[str], tables: Sequence[Labels], layout: str
 
 def _folder_of(role: str, tops: Iterable[str]) -> list[str]:
     """Return the one top-level folder of a split, with a slash; nothing if there are more."""
-    alike = [f"{top}/" for top in tops if role_in(top) == role]
-    return alike if role and len(alike) == 1 else []
+    if not role:
+        return []
+    folders = [f"{top}/" for top in tops if role_in(top) == role]
+    return folders if len(folders) == 1 else []
 
 
 def _beside(names: Iterable[str], listed: Container[str], unnamed: Iterable[str]) -> list[str]:

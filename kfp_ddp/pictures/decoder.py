@@ -112,7 +112,9 @@ def _refuse_misread(image: Image.Image, head: bytes) -> None:
     tags = getattr(image, "tag_v2", {})
     if not tags:
         return
-    if tags.get(_SUBFILE, 0) & 1 or _DNG in tags or head[8:10] == b"CR":
+    reduced = tags.get(_SUBFILE, 0) & 1
+    raw = _DNG in tags or head[8:10] == b"CR"
+    if reduced or raw:
         raise ValueError(f"its first page is a preview; it is {_CAMERA}")
     if tags.get(_PLANES) == _SEPARATE and max(tags.get(_BITS_PER_SAMPLE, (8,))) > 8:
         raise ValueError("its planes of 16 bits cannot be read: save it with interleaved pixels")
@@ -193,15 +195,20 @@ def _range_of(values: NDArray[Any], full_range: bool, value_range: str) -> tuple
     values = np.nan_to_num(values)
     least = float(values.min())
     largest = float(values.max())
-    is_share = largest == 0 or 1 / 255 <= largest <= 1
-    if fractions and is_share and least >= 0:
+    if fractions and _are_shares(least, largest):
         return 0.0, 1.0
-    if (values != np.rint(values)).any() or least < 0 or largest >= 2**16:
+    whole = not (values != np.rint(values)).any()
+    if not whole or not 0 <= least <= largest < 2**16:
         raise ValueError(
             f"its values from {least:g} to {largest:g} have no known black and white: set "
             "value_range to both for all images of the dataset, such as value_range=-1000,1000"
         )
     return 0.0, next(2.0**bits - 1 for bits in _BITS if largest < 2**bits)
+
+
+def _are_shares(least: float, largest: float) -> bool:
+    """Return whether fractions are shares of white; of smaller ones white is not known."""
+    return least >= 0 and (largest == 0 or 1 / 255 <= largest <= 1)
 
 
 def _to_8_bits(values: NDArray[Any], black: float, white: float) -> NDArray[np.uint8]:

@@ -8,6 +8,9 @@ _JPEG = b"\xff\xd8\xff"
 _EXIF = 0xE1
 _EXIF_MARK = b"Exif\0\0"
 ORIENTATION = 0x0112
+_TIFF_MARK = 42
+_TIFF_ENTRY = 12
+"""Bytes of an entry in a directory of TIFF."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_RGB = b"\x08\x02\0\0"
 """8 bits, RGB, and the only compression and filter."""
@@ -35,8 +38,9 @@ def _png_pixels(data: bytes) -> int:
     chunks = list(_chunks(data))
     if b"IDAT" not in chunks or not _PNG_EXTRAS.isdisjoint(chunks):
         return 0
-    after = chunks[chunks.index(b"IDAT") :]
-    if [kind for kind in after if kind != b"IDAT"] != [b"IEND", b""]:
+    pixels = chunks.index(b"IDAT")
+    after = [kind for kind in chunks[pixels:] if kind != b"IDAT"]
+    if after != [b"IEND", b""]:
         return 0
     width, height = struct.unpack_from(">II", data, 16)
     return int(width * height)
@@ -55,12 +59,12 @@ def _webp_pixels(data: bytes) -> int:
 
 def _chunks(data: bytes) -> Iterator[bytes]:
     """Yield the kinds of the chunks of a PNG, and `b""` if its last one ends with the file."""
-    at = len(_PNG)
-    while at + 12 <= len(data):
-        size, kind = struct.unpack_from(">I4s", data, at)
+    offset = len(_PNG)
+    while offset + 12 <= len(data):
+        size, kind = struct.unpack_from(">I4s", data, offset)
         yield kind
-        at += 12 + size
-    if at == len(data):
+        offset += 12 + size
+    if offset == len(data):
         yield b""
 
 
@@ -68,8 +72,10 @@ def is_usual(data: bytes) -> bool:
     """Return whether the header of a JPEG has only segments that no library refuses."""
     end = 2
     for marker, start, end in _segments(data):
+        if marker in _JPEG_ANY_SIZE:
+            continue
         size = end - start - 2
-        if marker not in _JPEG_ANY_SIZE and size not in _JPEG_SIZES.get(marker, ()):
+        if size not in _JPEG_SIZES.get(marker, ()):
             return False
     return data[end : end + 2] == _JPEG_PIXELS
 
@@ -86,13 +92,14 @@ def without_extras(data: bytes) -> bytes:
 
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield the marker, start and end of each segment before the pixels of a JPEG."""
-    at = 2
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        if data[at : at + 2] == _JPEG_PIXELS:
+    start = 2
+    while start + 4 <= len(data) and data[start] == 0xFF:
+        if data[start : start + 2] == _JPEG_PIXELS:
             return
-        end = at + 2 + struct.unpack_from(">H", data, at + 2)[0]
-        yield data[at + 1], at, end
-        at = end
+        length = struct.unpack_from(">H", data, start + 2)[0]
+        end = start + 2 + length
+        yield data[start + 1], start, end
+        start = end
 
 
 class Frame(NamedTuple):
@@ -112,9 +119,11 @@ class Frame(NamedTuple):
 def frame_of(data: bytes) -> Frame | None:
     """Return the frame header of a JPEG; None for another format or damaged headers."""
     try:
-        return _frame(data) if data[:3] == _JPEG else None
+        if data[:3] == _JPEG:
+            return _frame(data)
     except (IndexError, struct.error, ValueError):
-        return None
+        pass
+    return None
 
 
 def _frame(data: bytes) -> Frame:
@@ -128,8 +137,10 @@ def _frame(data: bytes) -> Frame:
         marker = data[at]
         at += 1
         if marker in _JPEG_SIZE:
-            height, width, components = struct.unpack_from(">HHB", data, at + 3)
-            return Frame(height, width, components, orientation or 1, marker in _BASELINE, at + 3)
+            place = at + 3
+            height, width, components = struct.unpack_from(">HHB", data, place)
+            baseline = marker in _BASELINE
+            return Frame(height, width, components, orientation or 1, baseline, place)
         if marker in _JPEG_END:
             raise ValueError("no size before its pixels")
         if not marker or marker in _JPEG_ALONE:
@@ -152,10 +163,14 @@ def orientation_of(tiff: bytes) -> int:
     """Return the orientation in EXIF data; 1 without one."""
     order = "<" if tiff[:2] == b"II" else ">"
     try:
-        mark, at = struct.unpack_from(f"{order}HI", tiff, 2)
-        entries = struct.unpack_from(f"{order}H", tiff, at)[0] if mark == 42 else 0
-        for entry in range(at + 2, at + 2 + 12 * entries, 12):
-            if struct.unpack_from(f"{order}H", tiff, entry)[0] == ORIENTATION:
+        mark, directory = struct.unpack_from(f"{order}HI", tiff, 2)
+        if mark != _TIFF_MARK:
+            return 1
+        count = struct.unpack_from(f"{order}H", tiff, directory)[0]
+        first = directory + 2
+        for entry in range(first, first + _TIFF_ENTRY * count, _TIFF_ENTRY):
+            tag = struct.unpack_from(f"{order}H", tiff, entry)[0]
+            if tag == ORIENTATION:
                 return int(struct.unpack_from(f"{order}H", tiff, entry + 8)[0])
     except struct.error:
         pass

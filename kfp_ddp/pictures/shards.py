@@ -53,7 +53,10 @@ class Slices(NamedTuple):
     def only(self, positions: Sequence[int]) -> "Slices":
         """Select the members at these positions."""
         columns = (self.shards, self.offsets, self.sizes)
-        chosen = [array(one.typecode, (one[at] for at in positions)) for one in columns]
+        chosen = []
+        for column in columns:
+            values = (column[position] for position in positions)
+            chosen.append(array(column.typecode, values))
         return Slices(self.root, self.files, *chosen)
 
     def where(self, position: int, path: str) -> Where:
@@ -103,7 +106,8 @@ def members(root: Path) -> Members | None:
         slices.shards.append(number)
         slices.offsets.append(offset)
         slices.sizes.append(size)
-    return Members(tuple(names), slices._replace(files=tuple(f"{home}/{one}" for one in numbers)))
+    files = tuple(f"{home}/{shard}" for shard in numbers)
+    return Members(tuple(names), slices._replace(files=files))
 
 
 def content(where: Where, most: int) -> bytes:
@@ -169,7 +173,7 @@ _opened = functools.lru_cache(_OPEN)(_Archive)
 
 
 def pread(file: str, length: int, offset: int) -> bytes:
-    """Read bytes of an archive, fewer at its end; it remains open. Raises OSError."""
+    """Read bytes of an archive, fewer at its end; it remains open. Raise OSError."""
     # Two threads may both open it: one stays in the cache, the method call references the other.
     return _opened(file).read(length, offset)
 

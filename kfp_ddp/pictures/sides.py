@@ -92,8 +92,11 @@ def is_image(name: str) -> bool:
 def is_ignored(name: str) -> bool:
     """Return whether a file, of any kind, belongs to a system or to a version and not to a user."""
     folder, _, last = name.rpartition("/")
-    known = last in ("", "Thumbs.db", "desktop.ini") or last.startswith(("_", ".", "~$"))
-    return known or last.endswith("_$folder$") or bool(system_folder(folder))
+    if last in ("", "Thumbs.db", "desktop.ini"):
+        return True
+    if last.startswith(("_", ".", "~$")) or last.endswith("_$folder$"):
+        return True
+    return bool(system_folder(folder))
 
 
 def _is_other(name: str) -> bool:
@@ -216,19 +219,20 @@ def fork_of(images: Iterable[str], folder: str) -> tuple[str, set[str]]:
 def _check_forks(forks: dict[str, set[str]], classes: Collection[str], advice: str) -> bool:
     """Raise InputError if folders have the same folders inside; return whether these are dates."""
     counts = Counter(chain.from_iterable(forks.values()))
-    same = {name for name, count in counts.items() if 1 < count >= len(forks) / 2}
+    most = max(2, len(forks) / 2)
+    same = {name for name, count in counts.items() if count >= most}
     alike = [folder for folder in forks if len(same & forks[folder]) > 1]
     if len(alike) < 2:
         return False
     if all(map(_DATE.fullmatch, same)):
         return True
-    if not set(classes).isdisjoint(alike):
-        outer = some(alike)
-        inner = some(sorted(same))
-        raise InputError(
-            f"{outer} have the same folders {inner}: {advice.format(outer=outer, inner=inner)}"
-        )
-    return False
+    if set(classes).isdisjoint(alike):
+        return False
+    outer = some(alike)
+    inner = some(sorted(same))
+    raise InputError(
+        f"{outer} have the same folders {inner}: {advice.format(outer=outer, inner=inner)}"
+    )
 
 
 def _deep(forks: dict[str, set[str]]) -> list[str]:
@@ -237,7 +241,9 @@ def _deep(forks: dict[str, set[str]]) -> list[str]:
     for folder, names in forks.items():
         if names:
             deep.append(f"{folder}/{min(names)}")
-    return [f"folders in class folders are no classes: {some(deep)}"] if deep else []
+    if not deep:
+        return []
+    return [f"folders in class folders are no classes: {some(deep)}"]
 
 
 def some(names: Sequence[str]) -> str:
@@ -275,7 +281,7 @@ def _are_splits(
 ) -> bool:
     """Return whether folders named as splits are splits, and not classes as the folders beside.
 
-    Raises InputError if both may be meant.
+    Raise InputError if both may be meant.
     """
     advice = "set layout=classes if {outer} are the classes, or layout=splits if {inner} are"
     dates = _check_forks(forks, others, advice)
@@ -289,6 +295,7 @@ def _are_splits(
     if not dates and alike - {TRAIN}:
         return True
     for role, top in splits.items():
+        # Nobody calls a class train, and folders of one name on two levels may be classes on both.
         if role == TRAIN or not inside[top].isdisjoint(others):
             raise InputError(
                 f"{top}/ is next to {some(others)} and has the folders "
@@ -314,6 +321,7 @@ def assign_by_folders(names: Collection[str], layout: str = "auto") -> Assignmen
             "val/<class>/"
         )
     roles = _roles(sides, forks, layout)
+    # Without a folder of a split, the top-level folders are the classes.
     if not any(roles.values()):
         return _class_folders(Side("", images, outside), forks, names, layout)
     by_role: dict[str, list[Side]] = {}
@@ -336,11 +344,12 @@ def _add_split(
 ) -> str:
     """Add the folders of one split, those of folds together, and return them as text.
 
-    Raises InputError for two folders that are no folds.
+    Raise InputError for two folders that are no folds.
     """
-    full = list(filter(len, sides)) or [side for side in sides if side.loose] or sides
+    full = _with_images(sides)
     folders = [f"{side.folder}/" for side in full]
-    named = [folder for folder in folders if role_in(folder.partition("/")[0])]
+    # Folds have numbers and no word of a split in their names.
+    named = any(role_in(folder.partition("/")[0]) for folder in folders)
     if named and len(full) > 1:
         raise InputError(
             f"{folders[0]} and {folders[1]} are both for {role}: put the images in one of them, "
@@ -357,12 +366,22 @@ def _add_split(
     return some(folders)
 
 
+def _with_images(sides: list[Side]) -> list[Side]:
+    """Return the folders with images in class folders, else those with images, else all."""
+    with_classes = list(filter(len, sides))
+    if with_classes:
+        return with_classes
+    with_loose = [side for side in sides if side.loose]
+    return with_loose or sides
+
+
 def _class_folders(
     train: Side, forks: dict[str, set[str]], names: Iterable[str], layout: str
 ) -> Assignment:
     result = Assignment({TRAIN: train}, "class folders", _deep(forks))
     splits = list(filter(role_in, train.classes))
-    if len(set(map(role_in, splits))) > 1 and layout == "auto":
+    several = len(set(map(role_in, splits))) > 1
+    if several and layout == "auto":
         if tables_in(names):
             raise InputError(
                 f"{some(splits)} have no class folders: {use_a_table(names)}, or set "
@@ -390,8 +409,9 @@ def _check_side(side: Side, role: str, names: Iterable[str], layout: str) -> lis
     for name, images in side.classes.items():
         folder = f"{side.folder}/{name}"
         forks[folder] = fork_of(images, folder)[1]
+    classes: Collection[str] = forks if layout == "auto" else ()
     advice = "set layout=splits if {outer} are the classes; if {inner} are, move them up"
-    _check_forks(forks, forks if layout == "auto" else (), advice)
+    _check_forks(forks, classes, advice)
     return _deep(forks)
 
 

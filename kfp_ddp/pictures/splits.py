@@ -51,8 +51,8 @@ class Index:
         """Select the images at these positions; the classes remain the same."""
         return dataclasses.replace(
             self,
-            paths=tuple(self.paths[at] for at in positions),
-            targets=tuple(self.targets[at] for at in positions),
+            paths=tuple(self.paths[position] for position in positions),
+            targets=tuple(self.targets[position] for position in positions),
             slices=self.slices.only(positions) if self.slices else None,
         )
 
@@ -126,11 +126,11 @@ def count_images(data: Path, most: int) -> int:
 def _positions(data: Path, packed: shards.Members) -> dict[str, int]:
     """Map each name to its position; raise InputError for a duplicate."""
     positions: dict[str, int] = {}
-    for at, name in enumerate(packed.names):
-        before = positions.setdefault(name, at)
-        if before != at:
+    for position, name in enumerate(packed.names):
+        before = positions.setdefault(name, position)
+        if before != position:
             first = packed.archive(before)
-            second = packed.archive(at)
+            second = packed.archive(position)
             raise InputError(
                 f"dataset {data}: {name} is twice in its archives: in {first} and in {second}; "
                 "give each image a unique name"

@@ -54,8 +54,8 @@ class Labels:
             raise InputError(f"{name} cannot be read ({error}): correct it") from None
         if not any(map(any, columns)):
             raise InputError(f"{name} is empty: add a row of path and label for each image")
-        for key, at in keys.items():
-            columns[at].insert(0, key)
+        for key, column in keys.items():
+            columns[column].insert(0, key)
         return cls(name, columns, json_lines, chosen, first)
 
 
@@ -139,4 +139,4 @@ def _objects(text: str, keys: dict[str, int]) -> Iterator[list[str]]:
         for key in record:
             keys.setdefault(key, len(keys))
         values = (record.get(key) for key in keys)
-        yield [str(one) if isinstance(one, str | int | float) else "" for one in values]
+        yield [str(value) if isinstance(value, str | int | float) else "" for value in values]

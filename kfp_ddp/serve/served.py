@@ -78,7 +78,7 @@ def _file(sealed: Bundle, variant: str) -> str:
     if not variant:
         return ONNX
     record = variants.read(sealed)
-    files = {one.name: one.file for one in record.variants if one.name in variants.FILES}
+    files = {form.name: form.file for form in record.variants if form.name in variants.FILES}
     if variant not in files:
         why = variants.RETIRED.get(variant) or record.left_out.get(variant, "")
         because = f" ({why})" if why else ""
@@ -191,20 +191,20 @@ class Served(Model):  # type: ignore[misc]
         self.decoding += len(pictures)
         try:
             squares = [
-                await run(self.decoders, square, one, *self.form, most_pixels(one))
-                for one in pictures
+                await run(self.decoders, square, picture, *self.form, most_pixels(picture))
+                for picture in pictures
             ]
             return np.stack(squares)
         finally:
             self.decoding -= len(pictures)
 
     async def _images(self, inputs: list[InferInput]) -> Images:
-        """Return the images of a request; raises InvalidInput."""
+        """Return the images of a request; raise InvalidInput."""
         name, shape = self.entry
         expected = f"one input {name!r}, UINT8 {['batch', *shape[1:]]}".replace("'", '"')
-        given = [(one.name, one.datatype) for one in inputs]
+        given = [(tensor.name, tensor.datatype) for tensor in inputs]
         if given not in ([(name, "UINT8")], [(name, BYTES)]):
-            actual = ", ".join(f"{one!r} {datatype}" for one, datatype in given) or "none"
+            actual = ", ".join(f"{tensor!r} {datatype}" for tensor, datatype in given) or "none"
             raise InvalidInput(f"give {expected}, or BYTES of picture files, not {actual[:200]}")
         (entry,) = inputs
         try:
@@ -232,8 +232,8 @@ def _files(entry: InferInput) -> list[bytes]:
     """Return picture files: base64 of any form over HTTP, themselves over gRPC; InputError."""
     try:
         parts = [
-            one if isinstance(one, bytes) else _from_base64(one)
-            for one in entry.as_numpy().ravel().tolist()
+            part if isinstance(part, bytes) else _from_base64(part)
+            for part in entry.as_numpy().ravel().tolist()
         ]
     except (ValueError, TypeError, InvalidInput) as error:
         raise InputError(
@@ -290,7 +290,8 @@ class Batches:
         if self._waiting and self._waiting + len(images) > self._limit:
             raise BusyError(f"{self._waiting} images wait already: retry later")
         loop = asyncio.get_running_loop()
-        parts = [images[at : at + self._largest] for at in range(0, len(images), self._largest)]
+        starts = range(0, len(images), self._largest)
+        parts = [images[start : start + self._largest] for start in starts]
         futures = [loop.create_future() for _ in parts]
         self._queue.extend(zip(parts, futures, strict=True))
         self._waiting += len(images)

@@ -81,20 +81,24 @@ class Images(Dataset[Batch]):
                 indices.append(position)
                 continue
             try:
-                decoded, at = self._usable(epoch, position, again)
+                decoded, usable = self._usable(epoch, position, again)
             except InputError as error:
                 return Batch(images, [], [], [], str(error))
-            if at != position:
+            # The next readable image, where on_bad_image is skip.
+            if usable != position:
                 skipped.append(position)
-            indices.append(at)
-            images[row] = transforms.finish(decoded, config, epoch, at + again, cache is not None)
+            indices.append(usable)
+            images[row] = transforms.finish(
+                decoded, config, epoch, usable + again, cache is not None
+            )
+        targets = [index.targets[position] for position in indices]
         packed, rows = on_device.pack(images, files, keys) if any(files) else (images, None)
-        return Batch(packed, [index.targets[at] for at in indices], indices, skipped, "", rows)
+        return Batch(packed, targets, indices, skipped, "", rows)
 
     def decode(self, device: torch.device, batch: Batch) -> Batch:
         """Decode the files of a batch; if the device refuses one, all are decoded as by loaders.
 
-        Raises InputError for an unreadable image.
+        Raise InputError for an unreadable image.
         """
         if batch.rows is None:
             return batch
@@ -114,9 +118,9 @@ class Images(Dataset[Batch]):
     def _usable(self, epoch: int, position: int, again: int) -> tuple[Decoded, int]:
         """Load the image at `position`, or with on_bad_image=skip the next readable one."""
         for offset in range(min(len(self.index), 100)):
-            at = (position + offset) % len(self.index)
+            candidate = (position + offset) % len(self.index)
             try:
-                return self._read(epoch, at, again), at
+                return self._read(epoch, candidate, again), candidate
             except InputError:
                 if self.config.on_bad_image == "fail":
                     raise

@@ -125,7 +125,7 @@ class Classes:
 
 
 def classes_of(index: Index, config: TrainConfig) -> Classes | None:
-    """Create the classes to draw from; None for each image once. Raises InputError for archives."""
+    """Create the classes to draw from; None for each image once. Raise InputError for archives."""
     if config.sampling == "uniform":
         return None
     if index.slices is not None:

@@ -40,7 +40,9 @@ def pods_mounting(api: Api, claim: str, writing: bool = False) -> list[str]:
             continue
         for volume in pod["spec"].get("volumes", []):
             source = volume.get("persistentVolumeClaim", {})
-            if source.get("claimName") == claim and not (writing and source.get("readOnly")):
+            if source.get("claimName") != claim:
+                continue
+            if not writing or not source.get("readOnly"):
                 names.append(pod["metadata"]["name"])
     return names
 

@@ -75,7 +75,7 @@ def publish_per_node(request: VolumeRequest) -> Published:
 
 
 def local(request: VolumeRequest) -> Published:
-    """Return the folder itself, without a PVC; raises StorageError if it is not the version."""
+    """Return the folder itself, without a PVC; raise StorageError if it is not the version."""
     digest = success(Path(request.path))
     if digest != request.digest:
         state = f"holds {digest[:12]}" if digest else "is not complete"

@@ -47,6 +47,7 @@ def publish(api: Api, request: VolumeRequest) -> Published:
         else:
             done = copy(api, request, staging, strategy)
     except Refused as error:
+        # Only auto chooses again, and after in-place there is nothing left to choose.
         if request.publish != "auto" or strategy in ("auto", "in-place"):
             less = "none" if strategy == "in-place" else "in-place"
             raise StorageError(f"{error}; or use publish={less}") from error
@@ -101,22 +102,25 @@ def collect(api: Api, request: VolumeRequest, current: str, dry_run: bool = Fals
         return []
     labels = MANAGED | {f"{DOMAIN}/dataset": request.dataset}
     selector = ",".join(f"{key}={value}" for key, value in labels.items())
-    claims = [
-        claim
-        for claim in api.list_objects(CLAIMS, {"labelSelector": selector}, retry=True)
-        if claim["metadata"]["name"].startswith("ds-")
-        and "deletionTimestamp" not in claim["metadata"]
-    ]
+    claims = api.list_objects(CLAIMS, {"labelSelector": selector}, retry=True)
+    claims = list(filter(_is_published, claims))
     claims.sort(key=lambda claim: str(claim["metadata"]["creationTimestamp"]), reverse=True)
     old = [claim for claim in claims[request.keep_claims :] if claim["metadata"]["name"] != current]
     alive = live_runs(api) if old else lambda run_id: False
     return [claim["metadata"]["name"] for claim in old if _collected(api, claim, alive, dry_run)]
 
 
+def _is_published(claim: Object) -> bool:
+    """Return whether a PVC of a dataset is one of ours that stays."""
+    is_ours = str(claim["metadata"]["name"]).startswith("ds-")
+    return is_ours and not _is_leaving(claim)
+
+
 def _collected(api: Api, claim: Object, alive: Callable[[str], bool], dry_run: bool) -> bool:
     """Delete an unused PVC with its snapshot; return whether it was, or would be, deleted."""
-    name, notes = claim["metadata"]["name"], claim["metadata"].get("annotations", {})
-    runs = [run for key, run in notes.items() if key.startswith(LEASE)]
+    name = claim["metadata"]["name"]
+    annotations = claim["metadata"].get("annotations", {})
+    runs = [run for key, run in annotations.items() if key.startswith(LEASE)]
     if any(map(alive, runs)) or pods_mounting(api, name):
         return False
     if dry_run or not delete_unchanged(api, claim):
@@ -150,19 +154,22 @@ def _reusable(api: Api, request: VolumeRequest, strategy: str) -> Object | None:
     """Return the published PVC with the lease of the run; wait for one that is being deleted."""
     late = poll(request.wait_seconds, _POLL)
     while (claim := _leased(api, request)) is not None:
-        leaving = "deletionTimestamp" in claim["metadata"]
-        if claim["status"].get("phase") == "Lost" and not leaving:
+        if not _is_leaving(claim):
+            if claim["status"].get("phase") != "Lost":
+                _check_same(claim, request, strategy)
+                return claim
             api.delete(CLAIMS, request.name)
-        elif not leaving:
-            break
         if next(late):
+            users = ", ".join(pods_mounting(api, request.name)) or "none seen"
             raise StorageError(
                 f"claim {request.name} is being deleted and {request.wait_seconds:.0f} s were not "
-                "enough; end the pods that use it: "
-                f"{', '.join(pods_mounting(api, request.name)) or 'none seen'}"
+                f"enough; end the pods that use it: {users}"
             )
-    if claim is None:
-        return None
+    return None
+
+
+def _check_same(claim: Object, request: VolumeRequest, strategy: str) -> None:
+    """Raise StorageError if a PVC of this name has other files, or another layout of them."""
     annotations = claim["metadata"].get("annotations", {})
     # GKE filled it for an earlier release: its files are at the root, not below versions/.
     if annotations.get(f"{DOMAIN}/strategy") == "populator":
@@ -175,13 +182,19 @@ def _reusable(api: Api, request: VolumeRequest, strategy: str) -> Object | None:
         raise StorageError(
             f"claim {request.name} exists and is not a ReadOnlyMany claim of this digest; delete it"
         )
-    return claim
+
+
+def _is_leaving(resource: Object) -> bool:
+    """Return whether Kubernetes is deleting an object, which waits for who uses it."""
+    return "deletionTimestamp" in resource["metadata"]
 
 
 def _leased(api: Api, request: VolumeRequest) -> Object | None:
     """Return the published PVC, if any, leased first so that no other run can delete it unseen."""
     claim = api.get(CLAIMS, request.name, retry=True)
-    if claim is None or not request.lease or "deletionTimestamp" in claim["metadata"]:
+    if claim is None or not request.lease:
+        return claim
+    if _is_leaving(claim):
         return claim
     leased = {"metadata": {"annotations": request.lease}}
     return api.patch(CLAIMS, request.name, leased, retry=True)
@@ -214,39 +227,38 @@ def _wait_for_detachment(api: Api, request: VolumeRequest, staging: Object) -> l
             attachments = [item["spec"] for item in api.list_objects(ATTACHMENTS, retry=True)]
         except Refused as error:
             return [f"whether the volume was unmounted cannot be seen ({error})"]
-        ours = [one for one in attachments if one["source"].get("persistentVolumeName") == volume]
-        nodes = [attachment["nodeName"] for attachment in ours]
-        if nodes and late:
+        nodes = [
+            attachment["nodeName"]
+            for attachment in attachments
+            if attachment["source"].get("persistentVolumeName") == volume
+        ]
+        if not nodes:
+            break
+        if late:
             raise StorageError(
                 f"the volume of claim {request.claim} is still attached to "
                 f"{', '.join(nodes)} after {request.wait_seconds:.0f} s; end the pods that "
                 "mount it, readers too, or use publish=in-place"
             )
-        if not nodes:
-            break
     return []
 
 
 def _snapshot(api: Api, request: VolumeRequest) -> None:
     """Get or create the snapshot, and wait until it can be restored."""
-    spec: Object = {"source": {"persistentVolumeClaimName": request.claim}}
-    if request.snapshot_class:
-        spec["volumeSnapshotClassName"] = request.snapshot_class
-    annotations = {f"{DOMAIN}/digest": request.digest}
-    body = _object(request, SNAPSHOTS, "VolumeSnapshot", spec, annotations)
+    body = _snapshot_body(request)
     without_error = time.monotonic()
     for late in poll(request.wait_seconds, _POLL):
         snapshot = api.get(SNAPSHOTS, request.name, retry=True)
         if snapshot is None:
             create_unless_exists(api, SNAPSHOTS, body)
-        leaving = snapshot is not None and "deletionTimestamp" in snapshot["metadata"]
-        status = {} if leaving else (snapshot or {}).get("status") or {}
+        status = _snapshot_status(snapshot)
         if status.get("readyToUse") and status.get("boundVolumeSnapshotContentName"):
             return
         problem = (status.get("error") or {}).get("message", "")
         now = time.monotonic()
+        if not problem:
+            without_error = now
         # The controller also reports errors that it recovers from, so an error has to last.
-        without_error = without_error if problem else now
         if now - without_error > _LASTING:
             api.delete(SNAPSHOTS, request.name)
             raise StorageError(
@@ -254,12 +266,31 @@ def _snapshot(api: Api, request: VolumeRequest) -> None:
                 "check its VolumeSnapshotClass"
             )
         if late:  # a slow snapshot is not deleted
+            leaving = snapshot is not None and _is_leaving(snapshot)
             state = "still being deleted" if leaving else "not ready"
+            why = f" ({problem})" if problem else ""
             raise StorageError(
                 f"snapshot {request.name} of claim {request.claim} is {state} after "
-                f"{request.wait_seconds:.0f} s{problem and f' ({problem})'}; run this step again "
-                "later, or give wait_seconds more"
+                f"{request.wait_seconds:.0f} s{why}; run this step again later, or give "
+                "wait_seconds more"
             )
+
+
+def _snapshot_body(request: VolumeRequest) -> Object:
+    """Return the snapshot of the staging PVC, to create it."""
+    spec: Object = {"source": {"persistentVolumeClaimName": request.claim}}
+    if request.snapshot_class:
+        spec["volumeSnapshotClassName"] = request.snapshot_class
+    annotations = {f"{DOMAIN}/digest": request.digest}
+    return _object(request, SNAPSHOTS, "VolumeSnapshot", spec, annotations)
+
+
+def _snapshot_status(snapshot: Object | None) -> Object:
+    """Return the status of a snapshot; {} if there is none that lasts."""
+    if snapshot is None or _is_leaving(snapshot):
+        return {}
+    status: Object = snapshot.get("status") or {}
+    return status
 
 
 def _claim(request: VolumeRequest, staging: Object, source: Object, strategy: str) -> Object:

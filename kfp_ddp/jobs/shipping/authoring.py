@@ -13,7 +13,7 @@ from typing import Any
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.packed import ARCHIVE, WORD, fitting, pack, pack_file, pack_text
-from kfp_ddp.jobs.fields import locked
+from kfp_ddp.jobs.requirements import locked
 from kfp_ddp.jobs.shipping import code as folder_of
 
 __all__ = ["as_folder", "as_function", "as_script", "locked"]
