@@ -77,7 +77,7 @@ def list_pods(api: Api, run_id: str, label: str = KFP_RUN) -> list[Object]:
 def find_pod(pods: Sequence[Object], step: Step, driver: bool = False) -> Object | None:
     """Return the newest pod of a step, or of its driver; None if it does not exist."""
     if driver:
-        nodes = (step.driver,) if step.driver else ()
+        nodes: tuple[str, ...] = (step.driver,) if step.driver else ()
         end = f".{step.name}{DRIVER}"
     else:
         nodes = step.pods
