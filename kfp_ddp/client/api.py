@@ -98,7 +98,8 @@ class Client:
         built-in or an uploaded one, NAME or NAME@VERSION; '' for train_resnet. The settings are its
         parameters, or settings in them, such as epochs=10.
         """
-        return self.send(self.plan(source, pipeline, name, submission.Inputs([*settings.items()])))
+        inputs = submission.Inputs([*settings.items()])
+        return self.send(self.plan(source, pipeline, name, inputs))
 
     def run_local(
         self,
@@ -118,7 +119,8 @@ class Client:
         require("local")
         from kfp_ddp.local import runs
 
-        words, target = [*settings.items()], Path(output) if output else None
+        words = [*settings.items()]
+        target = Path(output) if output else None
         command = runs.Command(str(source), target, words, fresh=fresh, replace=replace)
         folder, summary = runs.execute(command, str(pipeline), ranks)
         return Run(self, local_run(folder), summary)
@@ -197,11 +199,13 @@ class Client:
         return models.Model(where, name, chosen["model_registry"])
 
     def _pipeline(self, name: Place, uploaded: bool) -> tuple[Document, PipelineVersion | None]:
-        if is_file(name := str(name)):
+        name = str(name)
+        if is_file(name):
             document = read(Path(name))
             check_secrets(document.values())
             return document, None
-        if built_in := submission.built_in(name, Images.create(self.chosen(*SETTINGS))):
+        built_in = submission.built_in(name, Images.create(self.chosen(*SETTINGS)))
+        if built_in:
             return built_in, None
         if uploaded:
             return submission.uploaded(self.finder.client, name)
@@ -214,7 +218,10 @@ class Run:
 
     def __init__(self, client: Client, info: RunInfo, summary: Any = None) -> None:
         """Take a run as it was read, and the results that a local one returned."""
-        self._client, self.info, self.id, self.summary = client, info, info.id, summary or {}
+        self._client = client
+        self.info = info
+        self.id = info.id
+        self.summary = summary or {}
 
     def __repr__(self) -> str:
         return f"<Run {self.info.name} {self.info.word} {self.info.state} {self.info.page}>"
@@ -242,7 +249,8 @@ class Run:
 
     def logs(self, step: str = "", follow: bool = False, every: bool = False) -> Iterator[str]:
         """Yield the log of a step or all, with `follow` to their end, `every` with KFP's lines."""
-        info, api = self.refresh(), self._client.finder.api
+        info = self.refresh()
+        api = self._client.finder.api
         steps = logs.select_steps(info, step)
         over = info.folder is not None or all(leaf.step.state in OVER for leaf in steps)
         if over or not follow:
@@ -264,14 +272,16 @@ class Run:
 
     def cancel(self) -> Self:
         """Cancel it: its job is deleted, its checkpoints remain, and `retry` resumes from them."""
-        if (run := self._on_server()).state in OVER:
+        run = self._on_server()
+        if run.state in OVER:
             raise InputError(f"{run.display_name} is already over ({run.state})")
         self._client.finder.client.terminate_run(self.id)
         return self._again()
 
     def retry(self) -> Self:
         """Resume it, after it failed or was cancelled, without repeating completed steps."""
-        if (run := self._on_server()).state not in RETRYABLE:
+        run = self._on_server()
+        if run.state not in RETRYABLE:
             raise InputError(
                 f"{run.display_name} is {run.state}: only a run that failed or was cancelled can "
                 "be retried"

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -112,7 +112,7 @@ class Model:
     def versions(self) -> list[ModelVersion]:
         """Return its versions, the newest first; raise InputError if there are none."""
         champion = read_pointer(self.where, self.name)
-        rows = [describe(self.where, self.name, one, champion) for one in self._known()]
+        rows = [describe(self.where, self.name, version, champion) for version in self._known()]
         return sorted(rows, key=lambda row: row.exported_at, reverse=True)
 
     def promote(self, version: str, instead_of: str = "") -> tuple[str, str]:
@@ -123,7 +123,7 @@ class Model:
         InputError: there is no such version, or another champion. StorageError: no answer.
         """
         known = self._known()
-        matches = [one for one in known if version and one.startswith(version)]
+        matches = [name for name in known if name.startswith(version)] if version else []
         if len(matches) != 1:
             many = f"{len(matches)} versions" if matches else "no version"
             names = ", ".join(known)
@@ -138,14 +138,18 @@ class Model:
 
     def rollback(self) -> tuple[str, str]:
         """Make the previous champion the champion again; return and raise as `promote`."""
-        where, name = self.where, self.name
-        known, now = self._known(), read_pointer(where, name)
+        where = self.where
+        name = self.name
+        known = self._known()
+        now = read_pointer(where, name)
         if not now:
             raise InputError(f"{name} has no champion to roll back: kfp-ddp promote sets one")
         before = champions.replaced_by(champions.history(where, name), now)
+        # Without an entry of the history, the run that made it the champion knows the one before.
         if before is None and now in known:
             before = describe(where, name, now, now).compared_with
-        others = ", ".join(one for one in known if one != now) or "no others"
+        names = [version for version in known if version != now]
+        others = ", ".join(names) or "no others"
         if not before:
             raise InputError(
                 f"{now} is the first known champion of {name}: promote one of its versions "
@@ -159,7 +163,9 @@ class Model:
         return self._set_champion(before, now, champions.ROLLBACK)
 
     def _set_champion(self, version: str, now: str, by: str) -> tuple[str, str]:
-        where, name, registry = self.where, self.name, registry_at(self.registry)
+        where = self.where
+        name = self.name
+        registry = registry_at(self.registry)
         if version != now:
             described = describe(where, name, version, now)
             if described.damaged:
@@ -180,7 +186,8 @@ class Model:
     def _known(self) -> list[str]:
         known = list_versions(self.where)
         if self.name not in known:
-            near = hint(self.name, list(known)) or f"; there are {', '.join(known) or 'none'}"
+            names = ", ".join(known) or "none"
+            near = hint(self.name, list(known)) or f"; there are {names}"
             raise InputError(f"there is no model {self.name!r} at {self.where.uri}{near}")
         return known[self.name]
 
@@ -193,7 +200,8 @@ def copies(api: Api, keep: int, *, dry_run: bool) -> Iterator[str]:
     """Delete unused copies of each dataset but the `keep` newest, and yield their names."""
     selector = ",".join(f"{key}={value}" for key, value in MANAGED.items())
     claims = api.list_objects(CLAIMS, {"labelSelector": selector}, retry=True)
-    for dataset in sorted({label(claim, f"{DOMAIN}/dataset") for claim in claims} - {""}):
+    datasets = {label(claim, f"{DOMAIN}/dataset") for claim in claims}
+    for dataset in sorted(datasets - {""}):
         fields: dict[str, Any] = {"dataset": dataset, "keep_claims": keep}
         yield from collect(api, VolumeRequest.model_construct(**fields), "", dry_run)
 
@@ -204,23 +212,50 @@ def bundles(api: Api, where: Store, keep: int, *, dry_run: bool) -> Iterator[str
     The `keep` newest of each model remain, its champion, the version that this replaced, those in
     service, and all while there is no champion. Interrupted deletions are completed.
     """
-    known, serving, alive = champions.list_versions(where), versions_in_service(api), live_runs(api)
+    known = champions.list_versions(where)
+    serving = versions_in_service(api)
+    alive = live_runs(api)
     for model in known:
-        folder, champion = open_store(f"{where.uri}/{model}"), champions.read_pointer(where, model)
-        used = {champion, champions.replaced_by(champions.history(folder), champion), *serving}
-        ours = [
-            one.version for one in Model(where, model).versions() if one.run_id and not one.damaged
-        ]
-        for version in ours[keep:] if champion else ():
-            if version not in used and (dry_run or champions.delete(folder, version)):
-                yield f"{model}/{version}"
-    latest = (datetime.now(UTC) - LASTING).isoformat()
-    for path in sorted(name for name, _ in where.list("") if LEFT.fullmatch(name)):
-        model, version, file = path.split("/")
-        lineage = mapping_in(where.read(path, LARGEST_CONFIG))
-        run, at = str(lineage.get("run_id") or ""), str(lineage.get("exported_at") or "")
-        left = run and not alive(run) and "2020" < at < latest  # both in ISO 8601
-        if file == DELETING or (left and version not in known.get(model, ())):
-            folder = open_store(f"{where.uri}/{model}")
+        folder = open_store(f"{where.uri}/{model}")
+        for version in _unused(where, model, keep, serving):
             if dry_run or champions.delete(folder, version):
                 yield f"{model}/{version}"
+    for model, version in _left_uploads(where, known, alive):
+        folder = open_store(f"{where.uri}/{model}")
+        if dry_run or champions.delete(folder, version):
+            yield f"{model}/{version}"
+
+
+def _unused(where: Store, model: str, keep: int, serving: set[str]) -> Iterator[str]:
+    """Yield the old versions of a model that nothing needs; none while it has no champion."""
+    champion = read_pointer(where, model)
+    if not champion:
+        return
+    replaced = champions.replaced_by(champions.history(where, model), champion)
+    used = {champion, replaced, *serving}
+    valid = [row for row in Model(where, model).versions() if not row.damaged]
+    published = [row.version for row in valid if row.run_id]
+    for version in published[keep:]:
+        if version not in used:
+            yield version
+
+
+def _left_uploads(
+    where: Store, known: Mapping[str, Sequence[str]], alive: Callable[[str], bool]
+) -> Iterator[tuple[str, str]]:
+    """Yield models and versions whose upload or deletion was interrupted."""
+    latest = (datetime.now(UTC) - LASTING).isoformat()
+    paths = sorted(name for name, _ in where.list("") if LEFT.fullmatch(name))
+    for path in paths:
+        model, version, file = path.split("/")
+        if file == DELETING:
+            yield model, version
+            continue
+        lineage = mapping_in(where.read(path, LARGEST_CONFIG))
+        run = str(lineage.get("run_id") or "")
+        exported = str(lineage.get("exported_at") or "")
+        # A run that goes on may still complete it; both times are in ISO 8601.
+        given_up = "2020" < exported < latest and not alive(run)
+        complete = version in known.get(model, ())
+        if run and given_up and not complete:
+            yield model, version

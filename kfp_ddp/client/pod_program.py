@@ -15,29 +15,35 @@ from collections.abc import Iterator
 def walk(root: str) -> Iterator[tuple[str, int]]:
     """Yield the names and sizes of the regular files below a folder, without hidden ones."""
     for parent, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        visible = [name for name in folders if not name.startswith(".")]
+        folders[:] = visible  # os.walk goes only into these
         for name in names:
+            if name.startswith("."):
+                continue
             path = os.path.join(parent, name)
             try:
                 status = os.lstat(path)
-            except FileNotFoundError:
+            except FileNotFoundError:  # a training replaces its files meanwhile
                 continue
-            if stat.S_ISREG(status.st_mode) and not name.startswith("."):
-                yield os.path.relpath(path, root), status.st_size
+            if stat.S_ISREG(status.st_mode):
+                relative = os.path.relpath(path, root)
+                yield relative, status.st_size
 
 
 def send(root: str, names: list[str]) -> None:
     """Write the existing files to stdout; links are skipped."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
         for name in names:
             path = os.path.join(root, name)
             try:
-                file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
+                descriptor = os.open(path, flags)
             except OSError as error:
-                if error.errno in (errno.ENOENT, errno.ELOOP):
+                deleted_or_link = error.errno in (errno.ENOENT, errno.ELOOP)
+                if deleted_or_link:
                     continue
                 raise
-            with file:
+            with os.fdopen(descriptor, "rb") as file:
                 member = tarfile.TarInfo(name)  # gettarinfo would store a hard link as a link
                 member.size = os.fstat(file.fileno()).st_size
                 archive.addfile(member, file)
@@ -45,7 +51,10 @@ def send(root: str, names: list[str]) -> None:
 
 if __name__ == "__main__":
     request = json.loads(sys.stdin.readline())
-    if request["names"] is None:
-        print(json.dumps(dict(walk(request["root"]))))
+    folder = request["root"]
+    wanted = request["names"]
+    if wanted is None:
+        sizes = dict(walk(folder))
+        print(json.dumps(sizes))
     else:
-        send(request["root"], request["names"])
+        send(folder, wanted)

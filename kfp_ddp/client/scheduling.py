@@ -37,16 +37,20 @@ class Schedules:
     """The recurring runs of a server; each is a mapping, as `kfp-ddp schedule show --json`."""
 
     def __init__(self, client: "Client") -> None:
-        self._client, self._names = client, dict[tuple[str, str], str]()
+        self._client = client
+        self._names: dict[tuple[str, str], str] = {}
+        """Names of pipelines and versions by their ids."""
         self._zone = client.chosen("time_zone")["time_zone"]
 
     def all(self) -> list[Row]:
         """Return all, the newest first."""
-        return [self._row(one) for one in schedules.list_all(self._client.finder.client)]
+        listed = schedules.list_all(self._client.finder.client)
+        return [self._row(schedule) for schedule in listed]
 
     def get(self, name: str, runs: int = 5) -> Row:
         """Return that of a name, an id, or the start of one, with its newest `runs`."""
-        schedule, client = self._find(name), self._client
+        schedule = self._find(name)
+        client = self._client
         last = islice(schedules.runs_of(client.finder.client, schedule), runs)
         rows = [info_of(run, client.connection).document() for run in last]
         return {**self._row(schedule), "runs": rows}
@@ -63,7 +67,8 @@ class Schedules:
         """Start an additional run; the schedule does not change."""
         from kfp_server_api import V2beta1Run
 
-        client, schedule = self._client.finder.client, self._find(name)
+        client = self._client.finder.client
+        schedule = self._find(name)
         reference = schedule.pipeline_version_reference
         if reference and not reference.pipeline_version_id:
             pipeline = client.get_pipeline(reference.pipeline_id)
@@ -88,13 +93,18 @@ class Schedules:
         """
         if wait and force:
             raise InputError("--wait and --force exclude each other: give one of them")
-        client, schedule = self._client.finder.client, self._find(name)
-        identity, enabled = schedule.recurring_run_id, state(schedule) == ENABLED
+        client = self._client.finder.client
+        schedule = self._find(name)
+        identity = schedule.recurring_run_id
+        enabled = state(schedule) == ENABLED
         if not (force or wait):
             _check_idle(schedule, schedules.active_runs(client, schedule))
         if enabled:
             client.disable_recurring_run(identity)
-        while not force and (runs := schedules.active_runs(client, schedule)):
+        while not force:
+            runs = schedules.active_runs(client, schedule)
+            if not runs:
+                break
             if wait:
                 sleep(PAUSE)
                 continue
@@ -113,9 +123,10 @@ class Schedules:
         default it always runs the current version, one run at a time, and one for all times that it
         missed. `notes` of the result are for its author.
         """
-        client, chosen = self._client, self._client.chosen("experiment", "destination", "registry")
-        own = client.chosen(*RUN_SETTINGS)
-        fields, pipeline, latest, inputs = self._split({**own, **settings}, inputs)
+        client = self._client
+        chosen = client.chosen("experiment", "destination", "registry")
+        configured = client.chosen(*RUN_SETTINGS)
+        fields, pipeline, latest, inputs = self._split({**configured, **settings}, inputs)
         for required, value in (("cron", fields.get("cron")), ("pipeline", pipeline)):
             if not value:
                 raise InputError(f"--{required} is missing: a schedule needs a time and a pipeline")
@@ -134,8 +145,13 @@ class Schedules:
         )
         _check(plan, cron.zone(self._zone), datetime.now(UTC))
         new = create(client.finder.client, plan, chosen["experiment"])
-        installs = {*PUBLIC.values()} & {*document.images()} and INSTALLS
-        return {**self._row(new), "notes": [*filter(None, (cron.often(plan.cron), installs))]}
+        notes = []
+        often = cron.often(plan.cron)
+        if often:
+            notes.append(often)
+        if {*PUBLIC.values()} & {*document.images()}:
+            notes.append(INSTALLS)
+        return {**self._row(new), "notes": notes}
 
     def replace(
         self, name: str, *, unset: Sequence[str] = (), inputs: Inputs = EMPTY, **settings: Any
@@ -147,21 +163,20 @@ class Schedules:
         """
         fields, pipeline, latest, inputs = self._split(settings, inputs)
         check_secrets(fields)
-        client, old = self._client.finder.client, self._find(name)
-        paused = state(old) != ENABLED and name == old.display_name
-        same = schedules.named(schedules.list_all(client), name) if paused else []
-        if len(same) > 1:
-            ids = ", ".join(one.recurring_run_id[:8] for one in same)
-            raise InputError(
-                f"{name!r} names {len(same)} paused schedules ({ids}), as a replace that was "
-                "interrupted leaves them: resume one by its id, or replace it by its id"
-            )
+        client = self._client.finder.client
+        old = self._find(name)
+        if state(old) != ENABLED and name == old.display_name:
+            _check_unique(client, name)
         before = schedules.plan_of(old, datetime.now(UTC))
         if not (before.cron or fields.get("cron")):
             raise InputError(f"{before.name} has no valid cron to copy: give --cron")
-        newest = not before.version_id and "@" not in pipeline if latest is None else latest
-        unpinned = before if latest is None else replace(before, version_id="")
-        pipeline = pipeline or schedules.version_of(client, unpinned)
+        if latest is None:  # as before, unless a version is given
+            newest = not before.version_id and "@" not in pipeline
+            base = before
+        else:
+            newest = latest
+            base = replace(before, version_id="")
+        pipeline = pipeline or schedules.version_of(client, base)
         document, version = submission.uploaded(client, pipeline)
         plan = replace(
             before,
@@ -172,22 +187,25 @@ class Schedules:
         )
         _check(plan, cron.zone(self._zone), datetime.now(UTC))
         new, remaining = replace_by(client, old, plan)
-        return {**self._row(new), "remaining": [one.recurring_run_id for one in remaining]}
+        identities = [schedule.recurring_run_id for schedule in remaining]
+        return {**self._row(new), "remaining": identities}
 
     def _split(self, settings: Row, inputs: Inputs) -> tuple[Row, str, bool | None, Inputs]:
         """Return the fields of a SchedulePlan, the pipeline, whether its newest, and the inputs."""
         names = {*TIMES, *RUN_SETTINGS}
         words = [item for item in settings.items() if item[0] not in names]
-        fields = {n: settings[n] for n in names & settings.keys() if settings[n] not in (None, "")}
-        pipeline, latest = fields.pop("pipeline", ""), fields.pop("latest", None)
+        known = names & settings.keys()
+        fields = {name: settings[name] for name in known if settings[name] not in (None, "")}
+        pipeline = fields.pop("pipeline", "")
+        latest = fields.pop("latest", None)
         if latest and "@" in pipeline:
             raise InputError(
                 f"--latest and the version of {pipeline} exclude each other: leave one of them out"
             )
         zone = cron.zone(self._zone)
         for name in {"start", "end"} & fields.keys():
-            never = fields[name] == "never"
-            fields[name] = None if never else _moment(str(fields[name]), zone, name)
+            text = str(fields[name])
+            fields[name] = None if text == "never" else _moment(text, zone, name)
         if "cron" in fields:
             fields["cron"] = cron.six_fields(fields["cron"])
         return fields, pipeline, latest, inputs._replace(words=[*inputs.words, *words])
@@ -200,7 +218,8 @@ class Schedules:
         return schedules.document(client, schedule, self._zone, self._names)
 
     def _switch(self, name: str, method: str) -> Row:
-        client, schedule = self._client.finder.client, self._find(name)
+        client = self._client.finder.client
+        schedule = self._find(name)
         getattr(client, method)(schedule.recurring_run_id)
         return self._row(client.get_recurring_run(schedule.recurring_run_id))
 
@@ -225,6 +244,17 @@ def _check(plan: SchedulePlan, zone: tzinfo, now: datetime) -> None:
         )
 
 
+def _check_unique(client: "Server", name: str) -> None:
+    """Raise InputError if several schedules have this name, of which the newest was found."""
+    same = schedules.named(schedules.list_all(client), name)
+    if len(same) > 1:
+        identities = ", ".join(schedule.recurring_run_id[:8] for schedule in same)
+        raise InputError(
+            f"{name!r} names {len(same)} paused schedules ({identities}), as a replace that was "
+            "interrupted leaves them: resume one by its id, or replace it by its id"
+        )
+
+
 def create(client: "Server", plan: SchedulePlan, experiment: str) -> "V2beta1RecurringRun":
     """Create a schedule, whose runs are listed under an experiment; InputError if it exists."""
     for known in schedules.named(schedules.list_all(client), plan.name):
@@ -235,7 +265,8 @@ def create(client: "Server", plan: SchedulePlan, experiment: str) -> "V2beta1Rec
 
 
 def _exists(schedule: "V2beta1RecurringRun") -> InputError:
-    name, identity = schedule.display_name, schedule.recurring_run_id[:8]
+    name = schedule.display_name
+    identity = schedule.recurring_run_id[:8]
     return InputError(
         f"schedule {name!r} already exists ({identity}, {state(schedule)}): change it by "
         f"kfp-ddp schedule replace {name}, or give another name"

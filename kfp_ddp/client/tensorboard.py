@@ -3,9 +3,8 @@
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -17,30 +16,36 @@ from kfp_ddp.core.step import handling_signals
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.progress import MetricsTail
 
-METRICS, EVENTS = RunFolder.METRICS, RunFolder.TENSORBOARD
+METRICS = RunFolder.METRICS
+EVENTS = RunFolder.TENSORBOARD
 UPDATE_SECONDS = 15.0
 
 
-def _events(fields: dict[str, Any]) -> Iterator[Any]:
-    """Convert an event of metrics.jsonl; a resume drops the steps that are repeated."""
+def _event(fields: dict[str, Any]) -> Any:
+    """Return TensorBoard's event of one of metrics.jsonl; None for one that it does not show."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     try:
-        name, time = fields.pop("event"), float(fields.pop("time"))
+        name = fields.pop("event")
+        time = float(fields.pop("time"))
     except (ValueError, KeyError, TypeError):
-        return
-    if name == "start" and (done := fields.get("resumed_from_step")):
-        start = SessionLog(status=SessionLog.START)
-        yield Event(wall_time=time, step=int(done) + 1, session_log=start)
-    elif name in ("step", "eval"):
-        step = int(fields.pop("step", 0))
-        values = [
-            Summary.Value(tag=f"{name}/{field}", simple_value=value)
-            for field, value in fields.items()
-            if isinstance(value, int | float)
-        ]
-        yield Event(wall_time=time, step=step, summary=Summary(value=values))
+        return None
+    if name == "start":
+        done = fields.get("resumed_from_step")
+        if not done:
+            return None
+        start = SessionLog(status=SessionLog.START)  # drops the steps that a resume repeats
+        return Event(wall_time=time, step=int(done) + 1, session_log=start)
+    if name not in ("step", "eval"):
+        return None
+    step = int(fields.pop("step", 0))
+    values = []
+    for field, value in fields.items():
+        if isinstance(value, int | float):
+            figure = Summary.Value(tag=f"{name}/{field}", simple_value=value)
+            values.append(figure)
+    return Event(wall_time=time, step=step, summary=Summary(value=values))
 
 
 class LogDir:
@@ -53,8 +58,6 @@ class LogDir:
 
     def update(self, title: str, source: Path) -> None:
         """Add or update a run from the folder of a training, or one that contains such folders."""
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
         metrics = sorted(source.rglob(METRICS))
         own = {path.parent for path in source.rglob("events.out.tfevents.*")}
         own -= {path.parent / EVENTS for path in metrics}  # the same figures
@@ -62,27 +65,45 @@ class LogDir:
             raise InputError(f"there are no metrics of a training in {source}: give a run's folder")
         for path in metrics:
             task = path.parent.relative_to(source).name
-            name = f"{title}/{task}" if task and len(metrics) > 1 else title
-            if name not in self._curves:
-                writer = EventFileWriter(str(self.folder / name))
-                self._curves[name] = MetricsTail(path), writer
-            tail, writer = self._curves[name]
-            for event in chain.from_iterable(map(_events, tail.read())):
-                writer.add_event(event)
-            writer.flush()
-        for path in own:
-            link = self.folder / title / (path.relative_to(source).as_posix().replace("/", "-"))
+            several = task and len(metrics) > 1
+            self._add_metrics(f"{title}/{task}" if several else title, path)
+        for folder in own:
+            name = folder.relative_to(source).as_posix().replace("/", "-")
+            link = self.folder / title / name
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.is_symlink():
-                link.symlink_to(path.resolve())
+                link.symlink_to(folder.resolve())
+
+    def _add_metrics(self, title: str, path: Path) -> None:
+        """Write the events that a file of metrics has since the last call."""
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        if title not in self._curves:
+            writer = EventFileWriter(str(self.folder / title))
+            self._curves[title] = (MetricsTail(path), writer)
+        tail, writer = self._curves[title]
+        for fields in tail.read():
+            event = _event(fields)
+            if event is not None:
+                writer.add_event(event)
+        writer.flush()
 
 
 def fetch_metrics(files: RunFiles, folder: Path) -> None:
     """Download the metrics of a run, or its TensorBoard events; raise InputError for none yet."""
     names = list(files.sizes())
-    metrics = {name for name in names if name.endswith(f"/{METRICS}")}
-    tasks = {name.rpartition("/")[0] for name in metrics}
-    own = [n for n in names if f"/{EVENTS}/" in n and n.partition(f"/{EVENTS}/")[0] not in tasks]
+    metrics: list[str] = []
+    tasks: set[str] = set()
+    for name in names:
+        if name.endswith(f"/{METRICS}"):
+            task, _, _ = name.rpartition("/")
+            metrics.append(name)
+            tasks.add(task)
+    own: list[str] = []
+    for name in names:
+        task, events, _ = name.partition(f"/{EVENTS}/")
+        if events and task not in tasks:  # else its metrics have the same figures
+            own.append(name)
     if not metrics and not own:
         raise InputError(f"no training has written metrics to {files.where} yet: try again later")
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,10 +119,16 @@ def serve(folder: Path, port: int | None, update: Callable[[], None]) -> None:
     from tensorboard import program
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # or each request is a line
-    more = {} if port is None else {"port": port}
+    more: dict[str, Any] = {}
+    if port is not None:
+        more["port"] = port
     board = program.TensorBoard()
     board.configure(
-        logdir=str(folder), host="127.0.0.1", reload_interval=5, load_fast="false", **more
+        logdir=str(folder),
+        host="127.0.0.1",
+        reload_interval=5,
+        load_fast="false",
+        **more,
     )
     try:
         url = board.launch()
@@ -117,6 +144,7 @@ def serve(folder: Path, port: int | None, update: Callable[[], None]) -> None:
             try:
                 update()
             except KfpDdpError as error:
-                if printed != str(error):
-                    print(f"warning: {error}", file=sys.stderr, flush=True)
-                printed = str(error)
+                message = str(error)
+                if printed != message:
+                    print(f"warning: {message}", file=sys.stderr, flush=True)
+                printed = message

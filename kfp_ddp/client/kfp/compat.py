@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ def checked_host(host: str) -> str:
     scheme = "http" if re.match(r"(localhost|127\.0\.0\.1)(:|/|$)", host) else "https"
     try:
         parts = urlsplit(host if "://" in host else f"{scheme}://{host}")
-        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        usable = parts.hostname and parts.port != 0  # reading the port may raise
+        valid = usable and parts.scheme in ("http", "https")
     except ValueError:
         valid = False
     if not valid:
@@ -57,7 +58,9 @@ class Transport(RESTClientObject):  # type: ignore[misc]
         if parts.scheme == "https" and not proxy_bypass(parts.hostname or ""):
             config.proxy = getproxies().get("https")  # of HTTPS_PROXY, which sees no login
         super().__init__(config)
-        self._server, self._seconds, self._login = server, seconds, login
+        self._server = server
+        self._seconds = seconds
+        self._login = login
 
     def request(self, method: str, url: str, **more: Any) -> Any:
         """Return the answer; a login that has expired is renewed once."""
@@ -71,32 +74,39 @@ class Transport(RESTClientObject):  # type: ignore[misc]
 
     def _request(self, method: str, url: str, **more: Any) -> Any:
         """Return the answer; refuse one whose body is not a JSON object, or a page if unread."""
+        answer = self._send(method, url, **more)
+        kind = str(answer.getheader("content-type") or "bytes").split(";")[0]
+        if more.get("_preload_content", True):
+            self._check_body(answer.data, kind)
+        elif kind == "text/html":  # a login, or the UI, which answers so for any path
+            answer.close()
+            raise self._not_kfp("with a page")
+        return answer
+
+    def _send(self, method: str, url: str, **more: Any) -> Any:
+        """Return the answer of the server, unchecked; raise an error of one line without one."""
         limit = (min(self._seconds, CONNECT_SECONDS), self._seconds)
         more["_request_timeout"] = more.get("_request_timeout") or limit
         more["headers"] = {**more.get("headers", {}), **self._login.headers()}
         try:
-            answer = super().request(method, url, **more)
+            return super().request(method, url, **more)
         except kfp_server_api.ApiException as error:
             if not error.status:  # an invalid certificate, the only one without an answer
                 raise self.no_answer(urllib3.exceptions.SSLError(error.reason)) from None
             raise self._refusal(error) from None
         except urllib3.exceptions.HTTPError as error:
             raise self.no_answer(error) from None
-        kind = str(answer.getheader("content-type") or "bytes").split(";")[0]
-        if not more.get("_preload_content", True):
-            if kind == "text/html":  # a login, or the UI, which answers so for any path
-                answer.close()
-                raise self._not_kfp("with a page")
-            return answer
+
+    def _check_body(self, data: bytes, kind: str) -> None:
+        """Raise the error of a body that is not a JSON object; `kind` is its content type."""
         try:
-            document = json.loads(answer.data)
+            document = json.loads(data)
         except (ValueError, RecursionError):
             if "json" in kind:
                 raise self.no_answer(CUT_OFF) from None
             raise self._not_kfp(f"with {kind} instead of JSON") from None
         if not isinstance(document, dict):
             raise self._not_kfp("with JSON that KFP does not write")
-        return answer
 
     def no_answer(self, error: urllib3.exceptions.HTTPError | str) -> ServerError:
         """Return the error of a request without an answer, or with a part of one."""
@@ -118,12 +128,11 @@ class Transport(RESTClientObject):  # type: ignore[misc]
         )
 
     def _refusal(self, error: kfp_server_api.ApiException) -> RefusedError | ServerError:
+        """Return the error of an answer that is not a success."""
         if error.status in (301, 302, 303, 307, 308):
-            target = str(error.headers.get("location", "another address"))
-            if target.split("?")[0].replace("https:", "http:").startswith(f"{self._server}/"):
-                return self._not_kfp(f"with a redirect to {target.partition('/apis/')[0]}")
-            return self._not_kfp("with a redirect to a login")
-        code, message = int(error.status), _message(error.body)
+            return self._redirected(error)
+        code = int(error.status)
+        message = _message(error.body)
         if code == HTTPStatus.UNAUTHORIZED:
             what = f"rejects {self._login.name} (401: {message}): expired, or issued for another"
             if not self._login:
@@ -141,12 +150,23 @@ class Transport(RESTClientObject):  # type: ignore[misc]
                 "in /pipeline?",
                 HTTPStatus.MISDIRECTED_REQUEST,
             )
-        if code >= HTTPStatus.INTERNAL_SERVER_ERROR or code == HTTPStatus.TOO_MANY_REQUESTS:
+        temporary = code >= HTTPStatus.INTERNAL_SERVER_ERROR or code == HTTPStatus.TOO_MANY_REQUESTS
+        if temporary:
             return ServerError(f"the KFP API server failed ({code}): {message}; try again later")
         return RefusedError(f"KFP refuses this ({code}): {message}", code)
 
+    def _redirected(self, error: kfp_server_api.ApiException) -> RefusedError:
+        target = str(error.headers.get("location", "another address"))
+        address = target.split("?")[0].replace("https:", "http:")
+        # The same host, which wants https or another path.
+        if address.startswith(f"{self._server}/"):
+            return self._not_kfp(f"with a redirect to {target.partition('/apis/')[0]}")
+        return self._not_kfp("with a redirect to a login")
+
     def _not_kfp(self, how: str) -> RefusedError:
-        login = f"{self._login.name} is not accepted, or" if self._login else f"{LOGINS}, or"
+        login = f"{LOGINS}, or"
+        if self._login:
+            login = f"{self._login.name} is not accepted, or"
         return RefusedError(
             f"{self._server} answers {how}: {login} --host should be the address of KFP's API, "
             "which often ends in /pipeline",
@@ -161,12 +181,20 @@ def _message(body: Any) -> str:
         document = from_json(text)
     except ValueError:
         document = re.sub(r"<[^>]*>", " ", text)
-    if not isinstance(document, dict):
-        return one_line(str(document)) or "no reason given"
-    details = document.get("details") or []
-    inner = [one["message"] for one in details if isinstance(one, dict) and "message" in one]
-    outer = document.get("message") or document.get("error_message") or document.get("error")
-    return one_line(str(inner[0] if inner else outer or "")) or "no reason given"
+    if isinstance(document, dict):
+        document = _field_of(document)
+    return one_line(str(document)) or "no reason given"
+
+
+def _field_of(document: Mapping[str, Any]) -> Any:
+    """Return the message of an error's document: that of its details is plain, without a trace."""
+    for detail in document.get("details") or []:
+        if isinstance(detail, dict) and "message" in detail:
+            return detail["message"]
+    for name in ("message", "error_message", "error"):
+        if document.get(name):
+            return document[name]
+    return ""
 
 
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # or each retry is a warning

@@ -3,19 +3,21 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, ServerError
-from kfp_ddp.k8s.api import NAMESPACE_FILE, Api, ApiError, config_faults
+from kfp_ddp.k8s.api import NAMESPACE_FILE, Api, ApiError, Object, config_faults
 from kfp_ddp.k8s.objects import condition
 from kfp_ddp.k8s.resource import PODS, Resource
 
 if TYPE_CHECKING:
     from kfp_ddp.client.kfp.compat import Client
 
-SERVICE, PORT, BLOCK = "ml-pipeline", 8888, 65536
+SERVICE = "ml-pipeline"
+PORT = 8888
+BLOCK = 65536
 
 
 @contextlib.contextmanager
@@ -29,10 +31,13 @@ def open_client(connection: Connection) -> "Iterator[Client]":
 
     with contextlib.ExitStack() as stack:
         host = "" if connection.port_forward else connection.host
+        from_outside = connection.port_forward or connection.context
         if host:
-            host = server = compat.checked_host(host)
-        elif NAMESPACE_FILE.exists() and not (connection.port_forward or connection.context):
-            host = server = f"http://{SERVICE}.{connection.kfp_namespace}:{PORT}"
+            host = compat.checked_host(host)
+            server = host
+        elif NAMESPACE_FILE.exists() and not from_outside:
+            host = f"http://{SERVICE}.{connection.kfp_namespace}:{PORT}"
+            server = host
         else:
             server = f"{SERVICE} of namespace {connection.kfp_namespace} (by a forwarded port)"
             forward = forwarded_port(connection.kfp_namespace, connection.context)
@@ -42,13 +47,18 @@ def open_client(connection: Connection) -> "Iterator[Client]":
             login.check_private(host)
         client = compat.Client(host, connection.ca_file, server, connection.timeout, chosen)
         if client.multi_user:
-            namespace = connection.namespace or own_namespace(connection.context)
-            if not namespace:
-                raise InputError(
-                    f"KFP at {server} has several users: give --namespace, the one of your profile"
-                )
-            client.set_user_namespace(namespace)
+            client.set_user_namespace(_profile(connection, server))
         yield client
+
+
+def _profile(connection: Connection, server: str) -> str:
+    """Return the namespace of the user; raise InputError if none is set."""
+    namespace = connection.namespace or own_namespace(connection.context)
+    if not namespace:
+        raise InputError(
+            f"KFP at {server} has several users: give --namespace, the one of your profile"
+        )
+    return namespace
 
 
 def own_namespace(context: str = "") -> str:
@@ -59,7 +69,7 @@ def own_namespace(context: str = "") -> str:
 
     with contextlib.suppress(*config_faults()):
         contexts, current = config.list_kube_config_contexts()
-        by_name = {one["name"]: one for one in contexts}
+        by_name = {entry["name"]: entry for entry in contexts}
         chosen: dict[str, Any] = by_name.get(context) or current
         return str(chosen["context"].get("namespace") or "")
     return ""
@@ -81,29 +91,17 @@ def forwarded_port(namespace: str, context: str = "") -> Iterator[str]:
         raise InputError(
             f"no address of KFP is set, and no port can be forwarded: give --host; {error}"
         ) from None
-    title = f"service {SERVICE} of namespace {namespace}"
     try:
-        service = api.get(Resource("v1", "services", role=""), SERVICE)
-        if service is None:
-            raise InputError(f"{title} not found: give --kfp-namespace, or the --host of KFP")
-        spec = service["spec"]
-        labels = spec.get("selector") or {}
-        if not labels:  # an ExternalName, or endpoints of one's own
-            raise InputError(f"{title} selects no pods, so no port can be forwarded: give --host")
-        targets = {one["port"]: one.get("targetPort") or PORT for one in spec["ports"]}
-        if PORT not in targets:
-            raise InputError(f"{title} has no port {PORT}")
-        selector = ",".join(f"{key}={value}" for key, value in labels.items())
+        service = _service(api, namespace)
+        selector = ",".join(f"{key}={value}" for key, value in service["selector"].items())
         pods = api.list_objects(PODS, {"labelSelector": selector})
     except ApiError as error:
-        raise (ServerError if error.transient else InputError)(str(error)) from None
-    ready = (one for one in pods if not one["metadata"].get("deletionTimestamp"))
-    pod = next((one for one in ready if condition(one, "Ready")), None)
+        kind = ServerError if error.transient else InputError
+        raise kind(str(error)) from None
+    pod = _ready_pod(pods)
     if pod is None:
         raise ServerError(f"no pod of service {SERVICE} in namespace {namespace} is ready")
-    declared = (port for one in pod["spec"]["containers"] for port in one.get("ports") or [])
-    numbers = {port.get("name"): port["containerPort"] for port in declared}
-    number = int(numbers.get(targets[PORT], targets[PORT]))  # the service may name its port
+    number = _container_port(service, pod)
 
     def connect() -> socket.socket:
         # A new client, since a stream changes its client while it connects.
@@ -117,6 +115,42 @@ def forwarded_port(namespace: str, context: str = "") -> Iterator[str]:
         threading.Thread(target=_accept, args=(listener, connect), daemon=True).start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         listener.shutdown(socket.SHUT_RDWR)
+
+
+def _service(api: Api, namespace: str) -> Object:
+    """Return the spec of KFP's service; raise InputError if no port of it can be forwarded."""
+    title = f"service {SERVICE} of namespace {namespace}"
+    service = api.get(Resource("v1", "services", role=""), SERVICE)
+    if service is None:
+        raise InputError(f"{title} not found: give --kfp-namespace, or the --host of KFP")
+    spec: Object = service["spec"]
+    if not spec.get("selector"):  # an ExternalName, or endpoints of one's own
+        raise InputError(f"{title} selects no pods, so no port can be forwarded: give --host")
+    if PORT not in {port["port"] for port in spec["ports"]}:
+        raise InputError(f"{title} has no port {PORT}")
+    return spec
+
+
+def _ready_pod(pods: Sequence[Object]) -> Object | None:
+    """Return a pod that is ready, and is not being deleted; None if there is none."""
+    for pod in pods:
+        deleted = pod["metadata"].get("deletionTimestamp")
+        ready = condition(pod, "Ready")
+        if ready and not deleted:
+            return pod
+    return None
+
+
+def _container_port(service: Object, pod: Object) -> int:
+    """Return the port of a pod to which a service sends what arrives at `PORT`."""
+    targets = {port["port"]: port.get("targetPort") for port in service["ports"]}
+    target = targets[PORT] or PORT
+    for container in pod["spec"]["containers"]:
+        ports = container.get("ports") or []
+        for port in ports:
+            if port.get("name") == target:  # the service may name its port
+                return int(port["containerPort"])
+    return int(target)
 
 
 def _accept(listener: socket.socket, connect: Callable[[], socket.socket]) -> None:

@@ -46,8 +46,9 @@ def six_fields(text: str) -> str:
             f"{text!r} names a time zone, which KFP refuses: its server has one for all schedules "
             f"(CRON_SCHEDULE_TIMEZONE, else UTC); write {' '.join(words[1:])!r} in that zone"
         )
-    if text.strip() in MACROS:
-        return MACROS[text.strip()]
+    macro = text.strip()
+    if macro in MACROS:
+        return MACROS[macro]
     if text.startswith("@"):
         raise InputError(
             f"{text!r} is not a schedule{hint(text, list(MACROS))}; or write five fields"
@@ -57,20 +58,25 @@ def six_fields(text: str) -> str:
             f"{text!r} has {len(words)} fields: a cron has five, minute hour day month weekday, "
             "such as '0 3 * * *' for each day at 03:00"
         )
-    fields = words if len(words) == 6 else ["0", *words]
+    fields = words if len(words) == 6 else ["0", *words]  # KFP's first is the second
     if not fields[0].isdigit():
         raise InputError(
             f"{text!r} has six fields, so the first is the second, and {fields[0]} runs more than "
             f"once a minute: write {' '.join(['0', *fields[1:]])!r}"
         )
-    pairs = zip(fields, _FIELDS, strict=True)
-    return " ".join(",".join(_part(p, *limits) for p in word.split(",")) for word, limits in pairs)
+    checked: list[str] = []
+    for field, limits in zip(fields, _FIELDS, strict=True):
+        parts = [_part(part, *limits) for part in field.split(",")]
+        checked.append(",".join(parts))
+    return " ".join(checked)
 
 
 def as_read(text: str) -> str:
     """Return the six fields that KFP reads in a schedule of the server; '' if it is not a cron."""
     fields = (MACROS.get(text.strip()) or text).split()
-    return " ".join({5: [*fields, "*"], 6: fields}.get(len(fields), []))
+    if len(fields) == 5:
+        fields.append("*")
+    return " ".join(fields) if len(fields) == 6 else ""
 
 
 def describe(six: str) -> str:
@@ -88,7 +94,9 @@ def next_times(six: str, zone: tzinfo, after: datetime, count: int = 3) -> list[
 
     # As KFP's parser: a day or weekday that begins with a star does not widen the other.
     candidates = croniter(
-        *(six, after.astimezone(zone), datetime),
+        six,
+        after.astimezone(zone),
+        datetime,
         second_at_beginning=True,
         implement_cron_bug=True,
         max_years_between_matches=YEARS,
@@ -99,7 +107,9 @@ def next_times(six: str, zone: tzinfo, after: datetime, count: int = 3) -> list[
         if len(times) > count or time.year > times[-1].year + YEARS:
             break
         # croniter moves a time that a change of clocks skips; KFP starts no run then.
-        if minutes & {"*", time.minute} and hours & {"*", time.hour}:
+        right_minute = minutes & {"*", time.minute}
+        right_hour = hours & {"*", time.hour}
+        if right_minute and right_hour:
             times.append(time)
     if len(times) == 1:
         raise InputError(f"{six!r} never runs ({describe(six)}): correct day and month")
@@ -109,10 +119,11 @@ def next_times(six: str, zone: tzinfo, after: datetime, count: int = 3) -> list[
 def often(six: str) -> str:
     """Return a warning about a schedule that runs more than each quarter of an hour; or ''."""
     times = next_times(six, UTC, datetime.now(UTC), 61)  # more than an hour of each minute
-    apart = [int((two - one).total_seconds()) // 60 for one, two in pairwise(times)]
-    if min(apart, default=15) >= 15:
+    minutes = [int((after - before).total_seconds()) // 60 for before, after in pairwise(times)]
+    shortest = min(minutes, default=15)
+    if shortest >= 15:
         return ""
-    return f"starts runs {plural(min(apart), 'minute')} apart"
+    return f"starts runs {plural(shortest, 'minute')} apart"
 
 
 def zone(name: str) -> tzinfo:
@@ -125,9 +136,8 @@ def zone(name: str) -> tzinfo:
         from zoneinfo import available_timezones
 
         near = hint(name, sorted(available_timezones()))
-        raise InputError(
-            f"there is no time zone {name!r}{near or '; write one such as Europe/Vienna or UTC'}"
-        ) from None
+        remedy = near or "; write one such as Europe/Vienna or UTC"
+        raise InputError(f"there is no time zone {name!r}{remedy}") from None
 
 
 def _part(part: str, name: str, lowest: int, highest: int) -> str:
@@ -135,22 +145,32 @@ def _part(part: str, name: str, lowest: int, highest: int) -> str:
     match = re.fullmatch(_PART, part, re.ASCII)
     if match is None:
         raise InputError(f"{part!r} is an invalid {name} of a cron: write *, 5, 1-5, */15 or 1,15")
-    low, high, step = match["low"], match["high"], match["step"] or ""
+    low = match["low"]
+    high = match["high"]
+    step = match["step"] or ""
     if low is None:
         return f"*{step}"
     first = _number(low, name, lowest, highest)
     if high is None:
-        return f"{first % 7 if name == 'weekday' else first}{step}"
+        number = first % 7 if name == "weekday" else first
+        return f"{number}{step}"
     last = _number(high, name, lowest, highest)
     if first > last:
         raise InputError(
             f"{part!r} as {name} ends before it begins: write {low}-{highest},{lowest}-{high}"
         )
     if name == "weekday" and last == 7:
-        if step:
-            raise InputError(f"{part!r} as weekday has a step beyond Saturday: list the days")
-        return f"{_span(first, 6)},0" if first < 7 else "0"
-    return f"{_span(first, last)}{step if first < last else ''}"
+        return _days_to_sunday(part, first, step)
+    if first == last:
+        return str(first)
+    return f"{_span(first, last)}{step}"
+
+
+def _days_to_sunday(part: str, first: int, step: str) -> str:
+    """Return the days from the first to a Sunday that is written 7, which KFP does not know."""
+    if step:
+        raise InputError(f"{part!r} as weekday has a step beyond Saturday: list the days")
+    return f"{_span(first, 6)},0" if first < 7 else "0"
 
 
 def _span(first: int, last: int) -> str:
@@ -162,8 +182,9 @@ def _number(word: str, name: str, lowest: int, highest: int) -> int:
     names: Sequence[str] = _NAMES.get(name, ())
     if word.lower() in names:
         return names.index(word.lower()) + lowest
-    most = 7 if name == "weekday" else highest
-    if not word.isdigit() or not lowest <= int(word) <= most:
+    most = 7 if name == "weekday" else highest  # 7 is Sunday, too
+    valid = word.isdigit() and lowest <= int(word) <= most
+    if not valid:
         also = f", or {names[0]} to {names[-1]}" if names else ""
         raise InputError(f"{word!r} is an invalid {name}: it is {lowest} to {highest}{also}")
     return int(word)

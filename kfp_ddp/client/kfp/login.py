@@ -51,7 +51,9 @@ class Login:
 
     def headers(self) -> dict[str, str]:
         """Return the headers of the next request; raise InputError if the secret cannot be sent."""
-        token = self.token or (_secret("KFP_DDP_TOKEN", self.token_file) if self.token_file else "")
+        token = self.token
+        if self.token_file and not token:
+            token = _secret("KFP_DDP_TOKEN", self.token_file)
         secret = self.cookie or token
         if not (secret.isascii() and secret.isprintable()):  # the error of http would show it
             raise InputError(
@@ -60,16 +62,19 @@ class Login:
             )
         if self.cookie:
             return {"Cookie": secret}
-        return {"Authorization": f"Bearer {secret}"} if secret else {}
+        if secret:
+            return {"Authorization": f"Bearer {secret}"}
+        return {}
 
 
 def check_private(host: str) -> None:
     """Raise InputError for an address at which others could read the login that is sent."""
     parts = urlsplit(host)
     name = parts.hostname or ""
-    in_cluster = NAMESPACE_FILE.exists() and SERVICE.fullmatch(name)
-    if parts.scheme == "https" or LOOPBACK.fullmatch(name) or in_cluster:
+    if parts.scheme == "https" or LOOPBACK.fullmatch(name):
         return
+    if NAMESPACE_FILE.exists() and SERVICE.fullmatch(name):
+        return  # it does not leave the cluster
     raise InputError(
         f"a login is not sent to {host} without https, as others could read it: give an https "
         "address, or that of a forwarded port, which --port-forward opens to KFP"
@@ -81,11 +86,13 @@ def choose(connection: Connection, host: str) -> Login:
     if connection.token_file:
         _secret("KFP_DDP_TOKEN", connection.token_file)
         return Login(f"the token in {connection.token_file}", token_file=connection.token_file)
-    if token := os.environ.get("KFP_DDP_TOKEN", "").strip():
+    token = os.environ.get("KFP_DDP_TOKEN", "").strip()
+    if token:
         return Login("the token of KFP_DDP_TOKEN", token=token)
-    if cookie := _secret("KFP_DDP_COOKIE", connection.cookie_file).strip():
-        source = connection.cookie_file or "KFP_DDP_COOKIE"
-        return Login(f"the cookie of {source}", cookie=cookie)
+    cookie = _secret("KFP_DDP_COOKIE", connection.cookie_file).strip()
+    if cookie:
+        origin = connection.cookie_file or "KFP_DDP_COOKIE"
+        return Login(f"the cookie of {origin}", cookie=cookie)
     again = functools.partial(choose, connection, host)
     if connection.username:
         password = _secret("KFP_DDP_PASSWORD", connection.password_file)
@@ -130,7 +137,8 @@ def _dex_session(host: str, connection: Connection, password: str) -> str:
         if host.startswith("https://"):  # else a proxy could read the password
             browser.proxies = requests.utils.get_environ_proxies(host)
         try:
-            _log_in(browser, _login_page(browser, host, connection.timeout), connection, password)
+            page = _login_page(browser, host, connection.timeout)
+            _log_in(browser, page, connection, password)
         except requests.RequestException as error:
             why = type(error).__name__
             raise ServerError(f"the login at {host} does not answer: {why}; try again") from None
@@ -145,7 +153,8 @@ def _login_page(browser: "requests.Session", host: str, seconds: float) -> "requ
     page = browser.get(f"{host}/", timeout=seconds)
     if page.status_code in (401, 403):  # a proxy that redirects only its own page to the login
         page = browser.get(urljoin(host, "/oauth2/start?rd=/"), timeout=seconds)
-    if not PASSWORD_FIELD.search(page.text) and (link := LINK.search(page.text)):
+    link = LINK.search(page.text)
+    if link and not PASSWORD_FIELD.search(page.text):  # Dex offers several ways to log in
         page = browser.get(urljoin(page.url, unescape(link[1])), timeout=seconds)
     if not PASSWORD_FIELD.search(page.text):
         raise InputError(
@@ -158,11 +167,14 @@ def _login_page(browser: "requests.Session", host: str, seconds: float) -> "requ
 def _log_in(
     browser: "requests.Session", page: "requests.Response", connection: Connection, password: str
 ) -> None:
-    action = FORM.search(page.text)
-    target = urljoin(page.url, unescape(action[1]) if action else "")
+    """Send the form of a login page; raise RefusedError if the password is wrong."""
+    form = FORM.search(page.text)
+    action = unescape(form[1]) if form else ""
+    target = urljoin(page.url, action)
     for url in (page.url, target):
         check_private(url.partition("?")[0])
-    fields, seconds = {"login": connection.username, "password": password}, connection.timeout
+    seconds = connection.timeout
+    fields = {"login": connection.username, "password": password}
     answer = browser.post(target, data=fields, timeout=seconds, allow_redirects=False)
     if answer.status_code in (307, 308):
         raise InputError(f"{target.partition('?')[0]} sends the password on to another address")

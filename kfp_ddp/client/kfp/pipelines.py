@@ -65,13 +65,19 @@ def find_version(
     if not answer.pipeline_versions:
         return None
     (newest,) = answer.pipeline_versions
-    ids = newest.pipeline_id, newest.pipeline_version_id
-    return PipelineVersion(pipeline.display_name, newest.display_name, *ids)
+    return PipelineVersion(
+        pipeline.display_name,
+        newest.display_name,
+        newest.pipeline_id,
+        newest.pipeline_version_id,
+    )
 
 
 def graph_of(spec: object) -> Mapping[str, Any]:
     """Return the pipeline's spec without the platform's; empty if there is none."""
-    graph = spec.get("pipeline_spec", spec) if isinstance(spec, Mapping) else {}
+    if not isinstance(spec, Mapping):
+        return {}
+    graph = spec.get("pipeline_spec", spec)
     return graph if isinstance(graph, Mapping) else {}
 
 
@@ -91,7 +97,9 @@ def upload(
 
     name = name or document.name
     version = content_name(document, name)
-    documents = [document.spec, document.platforms] if document.platforms else [document.spec]
+    documents = [document.spec]
+    if document.platforms:
+        documents.append(document.platforms)
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     text = yaml.dump_all(documents, Dumper=dumper, sort_keys=False, allow_unicode=True)
     if len(text.encode()) > LONGEST:
@@ -106,23 +114,26 @@ def _upload(
     client: "Client", file: Path, name: str, version: str, description: str
 ) -> PipelineVersion:
     pipeline = find_pipeline(client, name)
-    newest = pipeline and find_version(client, pipeline)
-    if newest and (newest.version == version or newest.version.startswith(f"{version}-")):
-        return newest
-    created, pipeline = pipeline is None, pipeline or _create(client, name)
-    # An older version may have this content.
-    names = itertools.chain([version], (f"{version}-{number}" for number in itertools.count(2)))
-    unique = next(one for one in names if created or not find_version(client, pipeline, one))
+    created = pipeline is None
+    if pipeline is None:
+        pipeline = _create(client, name)
+        unique = version
+    else:
+        newest = find_version(client, pipeline)
+        if newest:
+            numbered = newest.version.startswith(f"{version}-")
+            if numbered or newest.version == version:
+                return newest
+        unique = _free_name(client, pipeline, version)
+    more = {"description": description} if description else {}
     try:
         answer = client.upload_service.upload_pipeline_version(
-            str(file),
-            name=unique,
-            pipelineid=pipeline.pipeline_id,
-            **({"description": description} if description else {}),
+            str(file), name=unique, pipelineid=pipeline.pipeline_id, **more
         )
     except KfpDdpError as error:
         with contextlib.suppress(KfpDdpError):  # report why the upload failed
-            if existing := find_version(client, pipeline, unique):  # only the answer was lost
+            existing = find_version(client, pipeline, unique)
+            if existing:  # only the answer was lost
                 return existing._replace(new=True)
             if created:
                 client.delete_pipeline(pipeline.pipeline_id)
@@ -130,6 +141,16 @@ def _upload(
             raise InputError(f"another client is uploading {unique} right now") from None
         raise
     return PipelineVersion(name, unique, pipeline.pipeline_id, answer.pipeline_version_id, new=True)
+
+
+def _free_name(client: "Client", pipeline: "V2beta1Pipeline", version: str) -> str:
+    """Return the name of a new version, with a number if an older one has the same content."""
+    name = version
+    for number in itertools.count(2):
+        if not find_version(client, pipeline, name):
+            break
+        name = f"{version}-{number}"
+    return name
 
 
 def _create(client: "Client", name: str) -> "V2beta1Pipeline":

@@ -28,7 +28,8 @@ LONGEST = 1 << 20
 MAIN = "main"
 """The container of a step's pod that runs the program."""
 LOG_SECONDS = 60.0
-NODE_ID, NODE_NAME = "workflows.argoproj.io/node-id", "workflows.argoproj.io/node-name"
+NODE_ID = "workflows.argoproj.io/node-id"
+NODE_NAME = "workflows.argoproj.io/node-name"
 LAUNCHER = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ [\w.]+\.go:\d+\] ")
 """The start of a line that KFP's launcher logs, in the log of the step itself."""
 ATTEMPTS = re.compile(r"\(\d+\)")
@@ -46,14 +47,20 @@ class PodEvent(NamedTuple):
 
 def list_nodes(api: Api, run_id: str) -> list[Object]:
     """Return the nodes of a run's Workflow; empty if it was deleted, or may not be read."""
+    selector = f"{KFP_RUN}={run_id}"
     try:
-        items = api.list_objects(WORKFLOWS, {"labelSelector": f"{KFP_RUN}={run_id}"})
+        items = api.list_objects(WORKFLOWS, {"labelSelector": selector})
     except Refused:
         return []
-    status = (items[0].get("status") or {}) if items else {}
-    nodes = status.get("nodes") or {}
-    if packed := status.get("compressedNodes"):  # of about 1 MB or more
-        nodes = json.loads(gzip.decompress(base64.b64decode(packed)))
+    if not items:
+        return []
+    status = items[0].get("status") or {}
+    packed = status.get("compressedNodes")
+    if packed:  # the nodes take about 1 MB or more
+        text = gzip.decompress(base64.b64decode(packed))
+        nodes = json.loads(text)
+    else:
+        nodes = status.get("nodes") or {}
     return list(nodes.values())
 
 
@@ -62,18 +69,36 @@ def list_pods(api: Api, run_id: str, label: str = KFP_RUN) -> list[Object]:
 
     With the label RUN they are those of its jobs.
     """
-    pods = _objects(api, PODS, {"labelSelector": f"{label}={run_id}"})
+    selector = f"{label}={run_id}"
+    pods = _objects(api, PODS, {"labelSelector": selector})
     return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
 
 def find_pod(pods: Sequence[Object], step: Step, driver: bool = False) -> Object | None:
     """Return the newest pod of a step, or of its driver; None if it does not exist."""
-    if nodes := [step.driver] * bool(step.driver) if driver else step.pods:
-        by_node = {annotation(pod, NODE_ID): pod for pod in pods}
-        return next((by_node[node] for node in reversed(nodes) if node in by_node), None)
-    end = f".{step.name}{DRIVER}" if driver else f".{step.name}.executor"
-    names = ((pod, ATTEMPTS.sub("", annotation(pod, NODE_NAME))) for pod in reversed(pods))
-    return next((pod for pod, name in names if name.endswith(end)), None)
+    if driver:
+        nodes: tuple[str, ...] = (step.driver,) if step.driver else ()
+        end = f".{step.name}{DRIVER}"
+    else:
+        nodes = step.pods
+        end = f".{step.name}.executor"
+    if nodes:
+        return _pod_of_nodes(pods, nodes)
+    # Without the Workflow only the ends of the nodes' names are known.
+    for pod in reversed(pods):
+        name = ATTEMPTS.sub("", annotation(pod, NODE_NAME))
+        if name.endswith(end):
+            return pod
+    return None
+
+
+def _pod_of_nodes(pods: Sequence[Object], nodes: Sequence[str]) -> Object | None:
+    """Return the pod of the last of these nodes that has one."""
+    by_node = {annotation(pod, NODE_ID): pod for pod in pods}
+    for node in reversed(nodes):
+        if node in by_node:
+            return by_node[node]
+    return None
 
 
 def warnings(api: Api, pods: Sequence[Object]) -> list[PodEvent]:
@@ -84,37 +109,50 @@ def warnings(api: Api, pods: Sequence[Object]) -> list[PodEvent]:
         name = item["involvedObject"].get("name", "")
         if name not in names:
             continue
-        key = name, str(item.get("reason", "")), one_line(str(item.get("message", "")))
-        times = int(item.get("count") or 1) + (events[key].times if key in events else 0)
+        reason = str(item.get("reason", ""))
+        message = one_line(str(item.get("message", "")))
+        key = (name, reason, message)
+        times = int(item.get("count") or 1)
+        if key in events:
+            times += events[key].times
         last = item.get("lastTimestamp") or item.get("eventTime")
-        events[key] = PodEvent(*key, times, datetime.fromisoformat(last) if last else None)
-    return sorted(events.values(), key=lambda one: one.last.timestamp() if one.last else 0)
+        time = datetime.fromisoformat(last) if last else None
+        events[key] = PodEvent(name, reason, message, times, time)
+    return sorted(events.values(), key=_last)
+
+
+def _last(event: PodEvent) -> float:
+    """Return when an event happened last, as a key to sort by; those without a time come first."""
+    return event.last.timestamp() if event.last else 0
 
 
 def log(api: Api, pod: Object, tail: int = 0) -> Iterator[str]:
     """Yield the lines of a step's log, none before its start; StorageError if unreadable."""
     if not has_started(pod, MAIN):
         return
-    query = {"container": MAIN} | ({"tailLines": str(tail)} if tail else {})
-    path = f"{PODS.path(api.namespace, pod['metadata']['name'])}/log"
+    name = pod["metadata"]["name"]
+    path = f"{PODS.path(api.namespace, name)}/log"
+    query = {"container": MAIN}
+    if tail:
+        query["tailLines"] = str(tail)
     try:
         for line in api.lines(path, query, LOG_SECONDS):
-            yield line.decode("utf-8", "replace").rstrip("\n")
+            yield _text(line)
     except ApiError as error:
-        raise StorageError(
-            f"the log of pod {pod['metadata']['name']} cannot be read: {error.message}"
-        ) from None
+        raise StorageError(f"the log of pod {name} cannot be read: {error.message}") from None
 
 
 class KfpLogs:
     """The logs of a run's nodes from KFP, which also has those of deleted pods."""
 
     def __init__(self, client: "Client", run_id: str) -> None:
-        self._client, self._run_id = client, run_id
+        self._client = client
+        self._run_id = run_id
 
     def lines(self, leaf: Leaf) -> Iterator[str]:
         """Yield a step's log, of all its iterations; raise StorageError if it is over without."""
-        for nodes in leaf.step.nodes or ((),):
+        iterations = leaf.step.nodes or ((),)  # without nodes `log` says that there is no pod
+        for nodes in iterations:
             try:
                 yield from self.log(nodes)
             except StorageError as error:
@@ -144,17 +182,26 @@ class KfpLogs:
         blocks = self._client.blocks(LOG, query, run_id=self._run_id, node_id=node)
         for line in split_lines(blocks, LONGEST):
             # KFP 2.17 answers 200 also where there is no log, or where it breaks off.
-            if line.startswith(b'{"error_message"') and not line.endswith(b"\n"):
+            complete = line.endswith(b"\n")
+            if line.startswith(b'{"error_message"') and not complete:
                 message = str(mapping_in(line).get("error_message"))
-                raise StorageError(one_line(message.rpartition("due to ")[2]))
-            yield line.decode("utf-8", "replace").rstrip("\n")
+                _, _, reason = message.rpartition("due to ")
+                raise StorageError(one_line(reason))
+            yield _text(line)
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace").rstrip("\n")
 
 
 def kill_reason(pod: Object) -> str:
     """Return why Kubernetes ended a step's pod; '' if its program ended."""
     reason = failure_reason(pod)
-    hint = ": give the step more memory" if reason and reason.kind == OUT_OF_MEMORY else ""
-    return f"{reason.text}{hint}" if reason else ""
+    if reason is None:
+        return ""
+    if reason.kind == OUT_OF_MEMORY:
+        return f"{reason.text}: give the step more memory"
+    return reason.text
 
 
 def _objects(api: Api, resource: Resource, query: dict[str, str]) -> list[Object]:

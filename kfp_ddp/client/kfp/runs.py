@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from kfp_ddp.client.kfp.compat import Client
 
 T = TypeVar("T")
-LAST, RUNS = "last", "kfp-ddp runs lists them"
+LAST = "last"
+RUNS = "kfp-ddp runs lists them"
 PAGE = 100
 SEARCHED = 1000
 """Number of newest runs that are searched for a name or the start of an id."""
@@ -33,7 +34,8 @@ def pages(read: Callable[[str], tuple[Sequence[T] | None, str | None]]) -> Itera
 
     `read` returns the page of a token, '' for the first, and the token of the next one.
     """
-    token, done = "", set[str]()
+    token = ""
+    done: set[str] = set()
     while True:
         page, following = read(token)
         yield page or ()
@@ -60,11 +62,19 @@ def find_run(client: "Client", word: str) -> "V2beta1Run":
     limit = f" among the newest {SEARCHED}" if len(runs) >= SEARCHED else ""
     matches = matching(runs, word, "run_id", f"run {word!r}{limit}{_where(client)}", RUNS)
     if len(matches) > 1:
-        starts = [(run.run_id[:8], known_time(run.created_at)) for run in matches[:SHOWN]]
-        several = ", ".join(f"{i} of {day:%d %b %H:%M}" if day else i for i, day in starts)
-        more = f" and {len(matches) - SHOWN} more" if len(matches) > SHOWN else ""
-        raise InputError(f"{word!r} matches {len(matches)} runs: {several}{more}; give one's id")
+        several = ", ".join(_word(run) for run in matches[:SHOWN])
+        rest = len(matches) - SHOWN
+        if rest > 0:
+            several += f" and {rest} more"
+        raise InputError(f"{word!r} matches {len(matches)} runs: {several}; give one's id")
     return _get(client, matches[0].run_id)
+
+
+def _word(run: "V2beta1Run") -> str:
+    """Return a run by the start of its id, and the time of its start."""
+    identity = run.run_id[:8]
+    created = known_time(run.created_at)
+    return f"{identity} of {created:%d %b %H:%M}" if created else identity
 
 
 def get(read: Callable[[str], Any], identity: str, what: str, listing: str) -> Any:
@@ -81,14 +91,14 @@ def get(read: Callable[[str], Any], identity: str, what: str, listing: str) -> A
 
 def matching(rows: Sequence[Any], word: str, key: str, what: str, listing: str) -> list[Any]:
     """Return those of a name, else those whose id (`key`) starts so; InputError for none."""
-    matches = [one for one in rows if one.display_name == word] or [
-        one for one in rows if word and getattr(one, key).startswith(word)
-    ]
+    matches = [row for row in rows if row.display_name == word]
+    if word and not matches:
+        matches = [row for row in rows if getattr(row, key).startswith(word)]
     if not matches:
         from kfp_ddp.core.settings import hint  # only an error needs it
 
-        near = hint(word, [one.display_name for one in rows])
-        raise InputError(f"there is no {what}{near or f'; {listing}'}")
+        near = hint(word, [row.display_name for row in rows]) or f"; {listing}"
+        raise InputError(f"there is no {what}{near}")
     return matches
 
 
@@ -104,8 +114,11 @@ def newest_runs(
 
     for runs in pages(read):
         for run in runs:
-            slim = {name: run[name] for name in run if name not in ("run_details", "pipeline_spec")}
-            yield client.api.deserialize(SimpleNamespace(data=json.dumps(slim)), "V2beta1Run")
+            slim = dict(run)
+            slim.pop("run_details", None)
+            slim.pop("pipeline_spec", None)
+            answer = SimpleNamespace(data=json.dumps(slim))  # the type that kfp reads
+            yield client.api.deserialize(answer, "V2beta1Run")
         count += len(runs)
         if count >= most:
             return
@@ -120,60 +133,80 @@ def list_runs(
         raise InputError(
             f"state {state.lower()!r} is unknown: it is one of {', '.join(STATES).lower()}"
         )
-    experiment_id = None
-    if experiment:
-        try:
-            experiment_id = client.get_experiment(experiment_name=experiment).experiment_id
-        except RefusedError:
-            raise
-        except ValueError:  # kfp's, for an unknown name
-            raise InputError(f"there is no experiment {experiment!r}{_where(client)}") from None
-    runs = newest_runs(client, SEARCHED if state else most, experiment_id)
-    return [run for run in runs if state in ("", shown_state(run))][:most]
+    experiment_id = _experiment_id(client, experiment) if experiment else None
+    if not state:
+        return list(newest_runs(client, most, experiment_id))[:most]
+    # The server has no filter for the state that is shown.
+    runs = newest_runs(client, SEARCHED, experiment_id)
+    return [run for run in runs if shown_state(run) == state][:most]
+
+
+def _experiment_id(client: "Client", name: str) -> str:
+    """Return the id of an experiment; raise InputError if there is none of this name."""
+    try:
+        return str(client.get_experiment(experiment_name=name).experiment_id)
+    except RefusedError:
+        raise
+    except ValueError:  # kfp's, for an unknown name
+        raise InputError(f"there is no experiment {name!r}{_where(client)}") from None
 
 
 def spec_of(client: "Client", run: "V2beta1Run") -> Mapping[str, Any] | None:
     """Return the pipeline's spec of a run; None if its version was deleted."""
     spec = run.pipeline_spec
+    if isinstance(spec, Mapping):
+        return spec
     reference = run.pipeline_version_reference
-    if not isinstance(spec, Mapping) and reference and reference.pipeline_version_id:
-        try:
-            version = client.get_pipeline_version(
-                reference.pipeline_id, reference.pipeline_version_id
-            )
-        except RefusedError:
-            return None
-        spec = version.pipeline_spec
+    if not reference or not reference.pipeline_version_id:
+        return None
+    try:
+        version = client.get_pipeline_version(reference.pipeline_id, reference.pipeline_version_id)
+    except RefusedError:
+        return None
+    spec = version.pipeline_spec
     return spec if isinstance(spec, Mapping) else None
 
 
 def parameters_of(run: "V2beta1Run") -> dict[str, Any]:
     """Return the arguments of a run."""
-    return dict((run.runtime_config and run.runtime_config.parameters) or {})
+    config = run.runtime_config
+    parameters = config.parameters if config else None
+    return dict(parameters or {})
 
 
 def cancelled_at(run: "V2beta1Run") -> datetime | None:
     """Return when a user cancelled a run, which KFP then calls FAILED; None if nobody did."""
-    entries = [entry for entry in (run.state_history or [])[-2:] if entry.state == "CANCELING"]
-    return entries[0].update_time if entries else None
+    history = run.state_history or []
+    last = history[-2:]  # the very last one may already be FAILED
+    times = [entry.update_time for entry in last if entry.state == "CANCELING"]
+    return times[0] if times else None
 
 
 def shown_state(run: "V2beta1Run") -> str:
     """Return the state of a run for people."""
     state = run.state or "PENDING"
-    return "CANCELED" if state == "FAILED" and cancelled_at(run) else state
+    if state == "FAILED" and cancelled_at(run):
+        return "CANCELED"
+    return state
 
 
 def known_time(moment: datetime | None) -> datetime | None:
     """Return a time of the server's; None if it is not set."""
-    return moment if moment is not None and moment > NEVER else None
+    if moment is None or moment <= NEVER:
+        return None
+    return moment
 
 
 def _page(client: "Client", token: str, size: int, experiment_id: str | None) -> dict[str, Any]:
     """Read a page of the list as JSON; kfp's objects of all nodes of a run take 80 ms each."""
     namespace = None if experiment_id else client.get_user_namespace()
-    query = {"page_token": token, "page_size": size, "sort_by": "created_at desc"}
-    query |= {"experiment_id": experiment_id, "namespace": namespace}
+    query = {
+        "page_token": token,
+        "page_size": size,
+        "sort_by": "created_at desc",
+        "experiment_id": experiment_id,
+        "namespace": namespace,
+    }
     answer = client.api.call_api(
         "/apis/v2beta1/runs",
         "GET",

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.client.kfp import cron
@@ -20,7 +19,9 @@ if TYPE_CHECKING:
 ALL = 1_000_000
 RUN_SETTINGS = ("pipeline_root", "service_account")
 TIMES = ("cron", "pipeline", "latest", "start", "end", "catchup", "max_concurrency")
-ENABLED, PAUSED, ENDED = "enabled", "paused", "ended"
+ENABLED = "enabled"
+PAUSED = "paused"
+ENDED = "ended"
 
 
 @dataclass(frozen=True)
@@ -69,24 +70,25 @@ def find(client: "Client", word: str) -> "V2beta1RecurringRun":
         return get(client.get_recurring_run, word, f"schedule {word}", listing)
     known = list_all(client)
     matches = matching(known, word, "recurring_run_id", f"schedule {word!r}", listing)
-    enabled = [one for one in matches if state(one) == ENABLED]
-    same = len({one.display_name for one in matches}) == 1
-    if len(enabled) > 1 or (not same and len(matches) > 1):
-        several = ", ".join(one.recurring_run_id[:8] for one in matches)
+    enabled = [schedule for schedule in matches if state(schedule) == ENABLED]
+    names = {schedule.display_name for schedule in matches}
+    if len(enabled) > 1 or len(names) > 1:
+        several = ", ".join(schedule.recurring_run_id[:8] for schedule in matches)
         raise InputError(f"{word!r} matches {len(matches)} schedules: {several}; give one's id")
     return (enabled or matches)[0]
 
 
 def named(schedules: "list[V2beta1RecurringRun]", name: str) -> "list[V2beta1RecurringRun]":
     """Return those of exactly this name."""
-    return [one for one in schedules if one.display_name == name]
+    return [schedule for schedule in schedules if schedule.display_name == name]
 
 
 def runs_of(client: "Client", schedule: "V2beta1RecurringRun") -> "Iterator[V2beta1Run]":
     """Yield the runs that a schedule started, the newest first."""
-    newest = newest_runs(client, ALL, schedule.experiment_id)
     since = schedule.created_at or NEVER
-    for run in takewhile(lambda one: (one.created_at or since) >= since, newest):
+    for run in newest_runs(client, ALL, schedule.experiment_id):
+        if run.created_at and run.created_at < since:
+            return  # this one and all older ones
         if run.recurring_run_id == schedule.recurring_run_id:
             yield run
 
@@ -98,8 +100,9 @@ def active_runs(client: "Client", schedule: "V2beta1RecurringRun") -> "list[V2be
 
 def state(schedule: "V2beta1RecurringRun", now: datetime | None = None) -> str:
     """Return enabled, paused or ended."""
-    end = limits(schedule)[1]
-    if end is not None and end <= (now or datetime.now(UTC)):
+    now = now or datetime.now(UTC)
+    _, end = limits(schedule)
+    if end is not None and end <= now:
         return ENDED
     return ENABLED if schedule.status == "ENABLED" else PAUSED
 
@@ -112,20 +115,25 @@ def cron_of(schedule: "V2beta1RecurringRun") -> str:
 def limits(schedule: "V2beta1RecurringRun") -> tuple[datetime | None, datetime | None]:
     """Return the start and the end of a schedule; None if unlimited."""
     trigger = _trigger(schedule)
-    return known_time(trigger.get("start_time")), known_time(trigger.get("end_time"))
+    start = known_time(trigger.get("start_time"))
+    end = known_time(trigger.get("end_time"))
+    return start, end
 
 
 def next_times(schedule: "V2beta1RecurringRun", zone: tzinfo, now: datetime) -> list[datetime]:
     """Return the next three times of an enabled schedule; empty if there are none, or not known."""
     six = cron.as_read(cron_of(schedule))
-    start, end = limits(schedule)
     if not six or state(schedule, now) != ENABLED:
         return []
+    start, end = limits(schedule)
+    begin = max(now, start or now)
     try:
-        times = cron.next_times(six, zone, max(now, start or now))
+        times = cron.next_times(six, zone, begin)
     except InputError:
         return []
-    return [time for time in times if end is None or time <= end]
+    if end is None:
+        return times
+    return [time for time in times if time <= end]
 
 
 def plan_of(schedule: "V2beta1RecurringRun", now: datetime) -> SchedulePlan:
@@ -134,12 +142,14 @@ def plan_of(schedule: "V2beta1RecurringRun", now: datetime) -> SchedulePlan:
     The cron is '' if the server reads another one than its author wrote. A start in the past is
     dropped, so that missed runs are not repeated.
     """
-    reference, runtime = schedule.pipeline_version_reference, schedule.runtime_config
+    reference = schedule.pipeline_version_reference
+    runtime = schedule.runtime_config
     start, end = limits(schedule)
     text = cron_of(schedule)
+    misread = len(text.split()) == 5  # KFP reads the first field as seconds
     return SchedulePlan(
         name=schedule.display_name,
-        cron="" if len(text.split()) == 5 else cron.as_read(text),
+        cron="" if misread else cron.as_read(text),
         pipeline_id=(reference and reference.pipeline_id) or "",
         version_id=(reference and reference.pipeline_version_id) or "",
         experiment_id=schedule.experiment_id,
@@ -172,17 +182,13 @@ def document(
     cache: dict[tuple[str, str], str],
 ) -> dict[str, Any]:
     """Return what `--json` prints of a schedule; `cache` has names of pipelines by their ids."""
-    now, zone = datetime.now(UTC), cron.zone(time_zone)
+    now = datetime.now(UTC)
+    zone = cron.zone(time_zone)
     plan = plan_of(schedule, now)
     start, end = limits(schedule)
     key = (plan.pipeline_id, plan.version_id)
     if key not in cache:
-        try:
-            always = "" if plan.version_id else ", always the newest version"
-            cache[key] = f"{version_of(client, plan)}{always}"
-        except InputError:
-            was = "deleted pipeline" if plan.pipeline_id else "pipeline that was not uploaded"
-            cache[key] = f"a {was}"
+        cache[key] = _pipeline(client, plan)
     return {
         "id": schedule.recurring_run_id,
         "name": schedule.display_name,
@@ -201,9 +207,19 @@ def document(
     }
 
 
+def _pipeline(client: "Client", plan: SchedulePlan) -> str:
+    """Return the pipeline of a schedule for people, also if it does not exist any more."""
+    try:
+        version = version_of(client, plan)
+    except InputError:
+        return "a deleted pipeline" if plan.pipeline_id else "a pipeline that was not uploaded"
+    return version if plan.version_id else f"{version}, always the newest version"
+
+
 def rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the lines of a document, each with a label."""
-    when, text = document["when"], document["cron"]
+    when = document["when"]
+    text = document["cron"]
     yield "when", f"{when} ({text})" if text else when
     never = "none while it is paused" if document["state"] == PAUSED else "never"
     yield "next", ", ".join(map(minute, document["next"])) or never
@@ -213,10 +229,13 @@ def rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield label, minute(document[name])
     yield "pipeline", document["pipeline"]
     yield "concurrency", f"at most {document['max_concurrency']}; further runs wait"
-    catchup = ("disabled (one run for all missed times)", "enabled (one run for each missed time)")
-    yield "catch-up", catchup[document["catchup"]]
+    if document["catchup"]:
+        yield "catch-up", "enabled (one run for each missed time)"
+    else:
+        yield "catch-up", "disabled (one run for all missed times)"
     for name, value in document["parameters"].items():
-        yield "parameter", f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        shown = value if isinstance(value, str) else json.dumps(value)
+        yield "parameter", f"{name}={shown}"
     for run in document.get("runs", []):
         yield "run", f"{run['run_id'][:8]} {run['state'].lower()}, {minute(run['began'] or '')}"
 
@@ -227,10 +246,15 @@ def minute(moment: str) -> str:
 
 
 def _describe(schedule: "V2beta1RecurringRun") -> str:
-    if seconds := _trigger(schedule).get("interval_second"):
+    """Return when a schedule starts runs, for people."""
+    seconds = _trigger(schedule).get("interval_second")
+    if seconds:
         return f"Every {int(seconds):,} seconds"
-    six = cron.as_read(cron_of(schedule))
-    return cron.describe(six) if six else cron_of(schedule) or "never"
+    text = cron_of(schedule)
+    six = cron.as_read(text)
+    if six:
+        return cron.describe(six)
+    return text or "never"
 
 
 def _warning(schedule: "V2beta1RecurringRun") -> str:
@@ -245,6 +269,9 @@ def _warning(schedule: "V2beta1RecurringRun") -> str:
 
 
 def _trigger(schedule: "V2beta1RecurringRun") -> dict[str, Any]:
+    """Return the times of a schedule: a cron's, or those of a fixed period."""
     trigger = schedule.trigger
-    timing = trigger and (trigger.cron_schedule or trigger.periodic_schedule)
+    if not trigger:
+        return {}
+    timing = trigger.cron_schedule or trigger.periodic_schedule
     return timing.to_dict() if timing else {}

@@ -20,12 +20,38 @@ def job_of(func: Any, trainer: Any, runtime: Any, settings: Mapping[str, Any]) -
     """Return the inputs of the component `job` that calls a function; raise InputError."""
     from kfp_ddp.jobs.shipping.authoring import as_function
 
-    own = {name: one for name, one in getattr(trainer, "__dict__", {}).items() if one is not None}
-    given = {name: one for name, one in {"func": func, **settings}.items() if one is not None}
-    if wrong := sorted(given.keys() & own or own.keys() - TRAINER_FIELDS):
-        why = "is an argument, too" if wrong[0] in given else "is not known"
-        raise InputError(f"{wrong[0]} of the trainer {why}: leave it out")
-    given |= own
+    given = _given(func, trainer, settings)
+    check_secrets(given)
+    name = getattr(given["func"], "__name__", "function")
+    title = name.strip("_").replace("_", "-").lower() or "job"
+    inputs = as_function(given.pop("func"), given.pop("func_args", None))
+    if not given.get("packages_to_install"):
+        given.pop("pip_index_urls", None)  # which the SDK always sets
+    inputs["nodes"] = given.pop("num_nodes", given.pop("nodes", 1))
+    for setting in ("image", "gpus_per_node"):
+        if setting in given:
+            inputs[setting] = given.pop(setting)
+    resources = given.pop("resources_per_node", {})
+    if resources:
+        limits = dict(map(_resource, resources.items()))
+        given["resources"] = {"limits": limits, "requests": limits}
+    if runtime:
+        given["runtime"] = str(getattr(runtime, "name", runtime))
+    return {**inputs, "settings": given, "title": title}
+
+
+def _given(func: Any, trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments and fields that are set; raise InputError for conflicts."""
+    fields = _without_none(getattr(trainer, "__dict__", {}))
+    given = _without_none({"func": func, **settings})
+    twice = given.keys() & fields
+    if twice:
+        raise InputError(f"{min(twice)} of the trainer is an argument, too: leave it out")
+    unknown = fields.keys() - TRAINER_FIELDS
+    if unknown:
+        raise InputError(f"{min(unknown)} of the trainer is not known: leave it out")
+    given |= fields
+    # The SDK's name and ours for one setting.
     for theirs, ours in (("num_nodes", "nodes"), ("resources_per_node", "resources")):
         if {theirs, ours} <= given.keys():
             raise InputError(f"{theirs} and {ours} are one setting: give one of them")
@@ -34,27 +60,19 @@ def job_of(func: Any, trainer: Any, runtime: Any, settings: Mapping[str, Any]) -
             raise InputError(f"{name} is not a mapping, such as {{'gpu': 2}}: write one")
     if "func" not in given:
         raise InputError("there is no function to run: give func, or a trainer that has it")
-    check_secrets(given)
-    name = getattr(given["func"], "__name__", "function")
-    title = name.strip("_").replace("_", "-").lower() or "job"
-    inputs = as_function(given.pop("func"), given.pop("func_args", None))
-    if not given.get("packages_to_install"):
-        given.pop("pip_index_urls", None)  # which the SDK always sets
-    inputs["nodes"] = given.pop("num_nodes", given.pop("nodes", 1))
-    inputs |= {name: given.pop(name) for name in ("image", "gpus_per_node") if name in given}
-    if resources := given.pop("resources_per_node", {}):
-        limits = dict(map(_resource, resources.items()))
-        given["resources"] = {"limits": limits, "requests": limits}
-    if runtime:
-        given["runtime"] = str(getattr(runtime, "name", runtime))
-    return {**inputs, "settings": given, "title": title}
+    return given
+
+
+def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _resource(item: tuple[str, Any]) -> tuple[str, str]:
     """Return a resource as Kubernetes names it, of gpu, mig-1g.5gb and so on."""
     name = str(item[0]).lower()
-    nvidia = name == "gpu" or name.startswith("mig-")
-    return f"nvidia.com/{name}" if nvidia else name, str(item[1])
+    if name == "gpu" or name.startswith("mig-"):
+        name = f"nvidia.com/{name}"
+    return name, str(item[1])
 
 
 def job_pipeline(inputs: Mapping[str, Any], kind: str, images: Images, folder: Path) -> Path:
@@ -67,13 +85,17 @@ def job_pipeline(inputs: Mapping[str, Any], kind: str, images: Images, folder: P
     from kfp_ddp.pipelines.compiled import write
     from kfp_ddp.pipelines.steps import launching
 
-    names = {"run_id": "JOB_ID", "task_name": "TASK_NAME", "task_id": "TASK_ID"}
-    ids = {name: getattr(dsl, f"PIPELINE_{one}_PLACEHOLDER") for name, one in names.items()}
+    ids = {
+        "run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+        "task_name": dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
+        "task_id": dsl.PIPELINE_TASK_ID_PLACEHOLDER,
+    }
     inputs = {"image": images.trainer, **inputs}
     title = inputs.pop("title")
-    own = {name: one for name, one in inputs.items() if name != "settings"}
-    checked = "pytorchjob" if kind == LOCAL else kind
-    specification(inputs["settings"], dsl.TaskConfig(), **own, kind=checked)
+    fields = dict(inputs)
+    settings = fields.pop("settings")
+    checked = "pytorchjob" if kind == LOCAL else kind  # this machine has no kind of its own
+    specification(settings, dsl.TaskConfig(), **fields, kind=checked)
 
     def function(backend: str = kind) -> None:
         launching(job(**ids, **inputs, kind=backend), token_of(kind))

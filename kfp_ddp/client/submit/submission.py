@@ -38,28 +38,39 @@ class Submission:
 
     def document(self) -> dict[str, Any]:
         """Return the run as a document."""
-        return {
+        document: dict[str, Any] = {
             "name": self.name,
             "experiment": self.experiment,
             "pipeline": self.version.title if self.version else self.pipeline.name,
             "parameters": dict(self.arguments),
-            **({"pipeline_root": self.pipeline_root} if self.pipeline_root else {}),
-            **({"service_account": self.service_account} if self.service_account else {}),
         }
+        if self.pipeline_root:
+            document["pipeline_root"] = self.pipeline_root
+        if self.service_account:
+            document["service_account"] = self.service_account
+        return document
 
     def preview(self) -> dict[str, Any]:
         """Return the document with what will run: defaults, too, and images."""
         from kfp_ddp.checks.preflight import title
 
-        content = content_name(self.pipeline, self.pipeline.name)
-        document = {**self.document(), "version": self.version.title if self.version else content}
-        if run := check_arguments(self.pipeline, self.arguments):
-            form, majority = run.parameters, {"majority_class": "must be beaten"}
+        document = self.document()
+        if self.version:
+            document["version"] = self.version.title
+        else:
+            document["version"] = content_name(self.pipeline, self.pipeline.name)
+        run = check_arguments(self.pipeline, self.arguments)
+        if run:
+            form = run.parameters
+            gpus = "all GPUs" if run.inputs["gpus_per_node"] == -1 else "no GPU"
+            gate = run.gate
+            if "min_accuracy" not in gate:  # then the gate compares with the commonest class
+                gate = {"majority_class": "must be beaten", **gate}
             document |= {
-                "runs": title(run, "all GPUs" if run.inputs["gpus_per_node"] == -1 else "no GPU"),
+                "runs": title(run, gpus),
                 "source": form.source,
                 "destination": form.destination or "none: the bundle stays in the run",
-                "gate": run.gate if "min_accuracy" in run.gate else {**majority, **run.gate},
+                "gate": gate,
                 "champion": run.champion or "none",
             }
             if run.sweep:
@@ -71,9 +82,11 @@ class Submission:
         from kfp_server_api import V2beta1PipelineVersionReference, V2beta1Run, V2beta1RuntimeConfig
 
         experiment = client.create_experiment(self.experiment)
-        version = self.version and V2beta1PipelineVersionReference(
-            pipeline_id=self.version.pipeline_id, pipeline_version_id=self.version.version_id
-        )
+        version = None
+        if self.version:
+            version = V2beta1PipelineVersionReference(
+                pipeline_id=self.version.pipeline_id, pipeline_version_id=self.version.version_id
+            )
         run = V2beta1Run(
             experiment_id=experiment.experiment_id,
             display_name=self.name,
@@ -103,20 +116,25 @@ def near(name: str) -> str:
 def uploaded(client: "Client", name: str) -> tuple[Document, PipelineVersion]:
     """Return a pipeline of the server by NAME, its newest version, or NAME@VERSION."""
     pipeline_name, _, version_name = name.partition("@")
-    pipeline, own = find_pipeline(client, pipeline_name), built_in(pipeline_name)
-    if pipeline is None and own:
-        pipeline_name = own.name  # that of train_resnet is train-resnet
+    pipeline = find_pipeline(client, pipeline_name)
+    compiled = built_in(pipeline_name)
+    if pipeline is None and compiled:
+        pipeline_name = compiled.name  # that of train_resnet is train-resnet
         pipeline = find_pipeline(client, pipeline_name)
     if pipeline is None:
-        why = f", and it is not built in{near(pipeline_name)}; kfp-ddp upload uploads a file"
-        why = f" yet: upload it by kfp-ddp upload {pipeline_name}" if own else why
+        if compiled:
+            why = f" yet: upload it by kfp-ddp upload {pipeline_name}"
+        else:
+            why = f", and it is not built in{near(pipeline_name)}; kfp-ddp upload uploads a file"
         raise InputError(f"the server has no pipeline {pipeline_name!r}{why}")
     version = find_version(client, pipeline, version_name)
     if version is None:
         which = f"version {version_name!r}" if version_name else "version"
         raise InputError(f"pipeline {pipeline_name!r} has no {which} on the server")
     answer = client.get_pipeline_version(version.pipeline_id, version.version_id)
-    spec = answer.pipeline_spec if isinstance(answer.pipeline_spec, Mapping) else {}
+    spec = answer.pipeline_spec
+    if not isinstance(spec, Mapping):
+        spec = {}
     return from_api(spec, version.title), version
 
 
@@ -131,39 +149,65 @@ class Inputs(NamedTuple):
 
 def arguments(pipeline: Document, inputs: Inputs, configured: Mapping[str, Any]) -> dict[str, Any]:
     """Return the checked arguments of a run; all inputs override what is `configured`."""
-    form, (words, file, flags) = Form(pipeline), inputs
-    texts = [word.partition("=")[::2] if isinstance(word, str) else word for word in words]
-    for flag, (name, value) in flags.items():
+    form = Form(pipeline)
+    words, texts = _with_flags(pipeline, inputs)
+    # A mapping or a list is checked below, when it is parsed.
+    plain = {name: text for name, text in texts if str(text)[:1] not in ("{", "[")}
+    check_secrets(plain)
+    settings = form.read(inputs.file, words)
+    boxes = {
+        name: value for name, value in configured.items() if value and name in pipeline.parameters
+    }
+    check_secrets({**boxes, **settings})
+    defaults = {name: value for name, value in boxes.items() if name not in settings}
+    checked = form.check(defaults.items())
+    settings = {**checked, **settings}
+    form.check_complete(settings)
+    check(pipeline, settings)
+    return settings
+
+
+def _with_flags(
+    pipeline: Document, inputs: Inputs
+) -> tuple[Sequence[Word], Sequence[tuple[str, Any]]]:
+    """Return the words of a run after those of its flags, as they are and as pairs."""
+    words = list(inputs.words)
+    texts = [_pair(word) for word in words]
+    for flag, (name, value) in inputs.flags.items():
         if value in (None, ""):
             continue
         if name not in pipeline.parameters:
             raise InputError(f"{flag} cannot be used: {pipeline.name} has no parameter {name}")
         if name in dict(texts) and name != "destination":  # its option has a configured default
             raise InputError(f"{name} cannot be set by --set: it is the argument {flag}")
-        texts, words = [(name, value), *texts], [f"{name}={value}", *words]
-    check_secrets({name: text for name, text in texts if str(text)[:1] not in ("{", "[")})
-    settings = form.read(file, words)
-    boxes = {name: one for name, one in configured.items() if one and name in pipeline.parameters}
-    check_secrets({**boxes, **settings})
-    defaults = {name: value for name, value in boxes.items() if name not in settings}
-    settings = {**form.check(defaults.items()), **settings}
-    form.check_complete(settings)
-    check(pipeline, settings)
-    return settings
+        texts.insert(0, (name, value))
+        words.insert(0, f"{name}={value}")
+    return words, texts
+
+
+def _pair(word: Word) -> tuple[str, Any]:
+    """Return the key and the value of a setting; '' for a text without a value."""
+    if isinstance(word, str):
+        name, _, text = word.partition("=")
+        return name, text
+    return word
 
 
 def check(pipeline: Document, settings: Mapping[str, Any]) -> None:
     """Check arguments as the run's preflight will, and that its pods can read the source."""
-    if not (run := check_arguments(pipeline, settings)):
+    run = check_arguments(pipeline, settings)
+    if not run:
         return
     source = run.parameters.source
     path = source.removeprefix("file://")
-    if "://" not in path and not _is_on_pvc(path):
+    is_address = "://" in path
+    if not is_address and not _is_on_pvc(path):
         raise InputError(
             f"source={source!r} is a folder of this machine, which a cluster cannot read: copy it "
             "to a bucket, or train here with --local"
         )
-    for pretrained in (one.pretrained for one in (run.config, *run.trials)):
+    for config in (run.config, *run.trials):
+        pretrained = config.pretrained
         if is_path(pretrained) and not _is_on_pvc(pretrained):
             raise InputError(
                 f"pretrained={pretrained} is no address, nor a path on a PVC, and a cluster cannot "
@@ -180,5 +224,7 @@ def _is_on_pvc(path: str) -> bool:
 def default_name(pipeline: Document, settings: Mapping[str, Any]) -> str:
     """Return the name of a run without one: its model, source or pipeline, and the time."""
     source = str(settings.get("source", ""))
-    subject = settings.get("model_name") or (source and named_after(source)) or pipeline.name
-    return f"{str(subject)[:40]}-{datetime.now():%Y%m%d-%H%M%S}"
+    dataset = named_after(source) if source else ""
+    subject = str(settings.get("model_name") or dataset or pipeline.name)
+    now = datetime.now()
+    return f"{subject[:40]}-{now:%Y%m%d-%H%M%S}"
