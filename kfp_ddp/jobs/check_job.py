@@ -13,7 +13,7 @@ from kfp_ddp.jobs.kinds.pod import resources
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.task import claims_by_volume
 from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, require, schedulable_nodes, serves
-from kfp_ddp.k8s.objects import allocatable, conditions, parse_quantity, phase
+from kfp_ddp.k8s.objects import allocatable, conditions, parse_quantity, part, phase
 from kfp_ddp.k8s.resource import CLAIMS, PODS, Resource
 
 GANG_SECONDS = 30.0
@@ -43,20 +43,28 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
     """Return warnings about a job that may not run; InputError for one that cannot."""
     kind = spec.job_kind
     require(api, kind.resource, "create")
-    claims = [name.removesuffix(":ro") for name in spec.claims.values()]
-    for claim in sorted({*claims, *claims_by_volume(spec.volumes).values()}):
+    _check_claims(api, spec)
+    problem = gang_scheduling(api, spec)
+    if problem:
+        raise InputError(problem)
+    warnings: list[str] = []
+    if spec.scheduler == "kueue" and spec.queue:
+        warnings += kueue.check_queue(api, spec.queue)
+    kind.find_runtime(api, spec)
+    return warnings + _gpu_warnings(api, spec)
+
+
+def _check_claims(api: Api, spec: LaunchSpec) -> None:
+    """Raise InputError for a PVC that does not exist."""
+    claims = {name.removesuffix(":ro") for name in spec.claims.values()}
+    claims |= set(claims_by_volume(spec.volumes).values())
+    for claim in sorted(claims):
         with suppress(ApiError):  # without the right to read it, it counts as existing
             if api.get(CLAIMS, claim, retry=True) is None:
                 raise InputError(
                     f"claim {claim} does not exist in namespace {api.namespace}; create it as "
                     "deploy/storage/claims.yaml does"
                 )
-    if problem := gang_scheduling(api, spec):
-        raise InputError(problem)
-    queued = spec.scheduler == "kueue" and spec.queue
-    warnings = kueue.check_queue(api, spec.queue) if queued else []
-    kind.find_runtime(api, spec)
-    return warnings + _gpu_warnings(api, spec)
 
 
 def gang_scheduling(api: Api, spec: LaunchSpec) -> str:
@@ -79,7 +87,8 @@ def check_gang(
     Without its own flag, the Training Operator ignores a job's scheduling policy: then the job is
     deleted, with an InputError. `stopped` returns whether to stop waiting.
     """
-    gang, kind = GANGS.get(spec.scheduler), spec.job_kind
+    gang = GANGS.get(spec.scheduler)
+    kind = spec.job_kind
     if gang is None or kind.state(job).over:
         return
     name = str(job["metadata"]["name"])
@@ -90,7 +99,9 @@ def check_gang(
             break
         if stopped():
             return
-    if grouped or (grouped is None and _inconclusive(api, gang, kind, name)):
+    if grouped:
+        return
+    if grouped is None and _inconclusive(api, gang, kind, name):
         return
     api.delete(kind.resource, name)
     raise InputError(
@@ -109,9 +120,11 @@ def _grouped(api: Api, gang: Gang, name: str, selector: str) -> bool | None:
         pods = api.list_objects(PODS, {"labelSelector": selector, "limit": "16"})
     except ApiError:
         return None
-    parts = ("labels", "annotations")
-    marks = [pod["metadata"].get(part) or {} for pod in pods for part in parts]
-    return any(gang.pod_key in item for item in marks) if marks else None
+    if not pods:
+        return None
+    labels = [part(pod, "metadata", "labels") for pod in pods]
+    annotations = [part(pod, "metadata", "annotations") for pod in pods]
+    return any(gang.pod_key in marks for marks in labels + annotations)
 
 
 def _inconclusive(api: Api, gang: Gang, kind: Kind, name: str) -> bool:
@@ -120,8 +133,9 @@ def _inconclusive(api: Api, gang: Gang, kind: Kind, name: str) -> bool:
         job = api.get(kind.resource, name, retry=True)
     except ApiError:
         return True
-    handled = job and conditions(job) and not kind.state(job).over
-    return not handled or not allowed(api, "get", gang.resource)
+    if job is None or not conditions(job) or kind.state(job).over:
+        return True
+    return not allowed(api, "get", gang.resource)
 
 
 def gang_waiting(api: Api, job: Object) -> str:
@@ -129,43 +143,63 @@ def gang_waiting(api: Api, job: Object) -> str:
 
     For Volcano the operator creates pods only when their PodGroup is Inqueue.
     """
-    if not ((job.get("spec") or {}).get("runPolicy") or {}).get("schedulingPolicy"):
+    run_policy = part(job, "spec", "runPolicy")
+    if not run_policy.get("schedulingPolicy"):
         return ""
     for gang in GANGS.values():
         with suppress(ApiError):
-            if group := api.get(gang.resource, job["metadata"]["name"]):
-                line = f"its PodGroup of {gang.title} is {phase(group) or 'not handled yet'}"
-                if queue := (group.get("spec") or {}).get("queue"):
-                    line += f" in queue {queue}{_queue_state(api, queue)}"
-                times = {str(one.get("lastTransitionTime")): one for one in conditions(group)}
-                newest = times[max(times)] if times else {}
-                why = one_line(newest.get("message") or newest.get("reason") or "")
-                return f"{line} ({why})" if why else line
+            group = api.get(gang.resource, job["metadata"]["name"])
+            if group:
+                return _group_waiting(api, gang, group)
     return ""
+
+
+def _group_waiting(api: Api, gang: Gang, group: Object) -> str:
+    """Return the state of a PodGroup and of its queue, with the reason."""
+    line = f"its PodGroup of {gang.title} is {phase(group) or 'not handled yet'}"
+    queue = part(group, "spec").get("queue")
+    if queue:
+        line += f" in queue {queue}{_queue_state(api, queue)}"
+    # Of two of the same second, the later one in the list.
+    newest: Object = max(reversed(conditions(group)), key=_changed_at, default={})
+    reason = one_line(newest.get("message") or newest.get("reason") or "")
+    return f"{line} ({reason})" if reason else line
+
+
+def _changed_at(condition: Object) -> str:
+    return str(condition.get("lastTransitionTime"))
 
 
 def _queue_state(api: Api, name: str) -> str:
     """Return what is wrong with a queue of Volcano; '' for nothing, or without the right."""
     with suppress(ApiError):
-        if (queue := api.get(QUEUES, name)) is None:
+        queue = api.get(QUEUES, name)
+        if queue is None:
             return ", which does not exist"
-        state = (queue.get("status") or {}).get("state") or "Open"
-        return "" if state == "Open" else f", which is {state}"
+        state = part(queue, "status").get("state") or "Open"
+        if state != "Open":
+            return f", which is {state}"
     return ""
 
 
 def _gpu_warnings(api: Api, spec: LaunchSpec) -> list[str]:
     limits = resources(spec).get("limits", {})
-    requested = {name: int(parse_quantity(n)) for name, n in limits.items() if spec.is_gpu(name)}
+    requested: dict[str, int] = {}
+    for name, limit in limits.items():
+        if spec.is_gpu(name):
+            requested[name] = int(parse_quantity(limit))
     if not any(requested.values()):
         return []
     try:
         available = allocatable(schedulable_nodes(api))
     except ApiError:
         return []
-    return [
-        f"{count} {name} a node are requested and no node has more than {most}; "
-        "the job waits unless the cluster adds nodes"
-        for name, count in requested.items()
-        if (most := available.get(name, [0])[0]) < count
-    ]
+    warnings = []
+    for name, count in requested.items():
+        most = available.get(name, [0])[0]
+        if most < count:
+            warnings.append(
+                f"{count} {name} a node are requested and no node has more than {most}; "
+                "the job waits unless the cluster adds nodes"
+            )
+    return warnings

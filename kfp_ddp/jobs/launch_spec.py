@@ -11,32 +11,23 @@ from kfp_ddp.jobs.fields import JobFields, check_packages
 from kfp_ddp.jobs.kinds import KINDS, Kind, pod
 from kfp_ddp.k8s.objects import parse_quantity
 
+NEEDED_KEYS = (
+    ("volumes", "name"),
+    ("volume_mounts", "name"),
+    ("env_vars", "name"),
+    ("volume_mounts", "mountPath"),
+)
+"""Lists of the settings, with what each of their items must have."""
+
 
 class LaunchSpec(JobFields):
     """A distributed job: what runs, on how many nodes, where, and for how long."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        ways = [name for name in ("command", "script", "entry") if getattr(self, name)]
-        if len(ways) > 1:
-            raise ValueError(f"give {' or '.join(ways)}, not both")
-        if self.entry and not self.code:
-            raise ValueError(f"entry={self.entry!r} without code: as_folder gives both")
-        if self.pip_index_urls and not self.packages_to_install:
-            raise ValueError("pip_index_urls without packages_to_install: nothing is installed")
-        if self.prepares() and not ways:
-            raise ValueError(
-                "code and packages_to_install need a command, a script or an entry: what the "
-                "image runs of itself would not find them"
-            )
+        self._check_program()
         check_packages(self.packages_to_install)
-        requested = self.requested()
-        for name, limit in requested["limits"].items():
-            request = requested["requests"].get(name, limit)
-            if parse_quantity(request) > parse_quantity(limit):
-                raise ValueError(f"{name}: {request} are requested, above the limit of {limit}")
-            if self.is_gpu(name) and parse_quantity(limit).denominator > 1:
-                raise ValueError(f"{name}={limit} is not a number of GPUs: give a whole one")
+        self._check_resources()
         self._check_mounts()
         if self.rdma_resource and self.nccl_infiniband != "on":
             raise ValueError(
@@ -51,12 +42,38 @@ class LaunchSpec(JobFields):
         self.job_kind.check(self)
         return self
 
+    def _check_program(self) -> None:
+        """Raise ValueError unless workers have one thing to run, with what it needs."""
+        ways = [name for name in ("command", "script", "entry") if getattr(self, name)]
+        if len(ways) > 1:
+            raise ValueError(f"give {' or '.join(ways)}, not both")
+        if self.entry and not self.code:
+            raise ValueError(f"entry={self.entry!r} without code: as_folder gives both")
+        if self.pip_index_urls and not self.packages_to_install:
+            raise ValueError("pip_index_urls without packages_to_install: nothing is installed")
+        if self.prepares() and not ways:
+            raise ValueError(
+                "code and packages_to_install need a command, a script or an entry: what the "
+                "image runs of itself would not find them"
+            )
+
+    def _check_resources(self) -> None:
+        """Raise ValueError for a request above its limit, or a part of a GPU."""
+        requested = self.requested()
+        for name, limit in requested["limits"].items():
+            request = requested["requests"].get(name, limit)
+            if parse_quantity(request) > parse_quantity(limit):
+                raise ValueError(f"{name}: {request} are requested, above the limit of {limit}")
+            if self.is_gpu(name) and parse_quantity(limit).denominator > 1:
+                raise ValueError(f"{name}={limit} is not a number of GPUs: give a whole one")
+
     def _check_mounts(self) -> None:
-        needed = [(setting, "name") for setting in ("volumes", "volume_mounts", "env_vars")]
-        for setting, key in (*needed, ("volume_mounts", "mountPath")):
+        """Raise ValueError for a volume, mount or variable without a part, and for wrong mounts."""
+        for setting, key in NEEDED_KEYS:
             if not all(item.get(key) for item in getattr(self, setting)):
                 raise ValueError(f"{setting}: one has no {key}")
-        volumes, paths = {one["name"] for one in pod.volumes(self, "")}, set[str]()
+        volumes = {volume["name"] for volume in pod.volumes(self, "")}
+        paths: set[str] = set()
         for mount in pod.mounts(self, ""):
             path = posixpath.normpath(mount["mountPath"])
             if path in paths:
