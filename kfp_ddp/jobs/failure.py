@@ -41,13 +41,13 @@ def cause_in_pods(
         line = f"{pod_title(pod)}: its pod was removed while it ran"
         failures.append(Failure(1, -1, line, retryable=True, time=math.inf))
     first = first_cause(failures)
-    if never_started and (first is None or first.consequence):
+    if not never_started:
+        unknown = job_message or "the job failed, and no pod shows why"
+        return first or Failure(1, -1, unknown, retryable=False)
+    if first is None or first.consequence:
         retryable = first is not None and first.retryable
         return Failure(1, -1, f"{never_started} (it never started)", retryable)
-    if never_started and first is not None:
-        return replace(first, error=f"{first.error}; besides, {never_started}")
-    unknown = job_message or "the job failed, and no pod shows why"
-    return first or Failure(1, -1, unknown, retryable=False)
+    return replace(first, error=f"{first.error}; besides, {never_started}")
 
 
 def _pod_failure(pod: Object, last_lines: Mapping[str, Sequence[str]]) -> Failure | None:

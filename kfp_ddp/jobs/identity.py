@@ -144,6 +144,7 @@ def _objects(api: Api, resource: Resource) -> list[Object]:
     try:
         return api.list_objects(resource, retry=True)
     except ApiError as error:
-        if error.status == 404 or (error.status == 403 and resource != WORKFLOWS):
+        is_unreadable_kind = error.status == 403 and resource != WORKFLOWS
+        if error.status == 404 or is_unreadable_kind:
             return []
         raise StorageError(f"which runs live cannot be seen: {error}") from error

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from kfp_ddp.core.text import from_json
 from kfp_ddp.jobs.kinds import pod_role, pod_title
 from kfp_ddp.k8s.api import Api, ApiError, Object
-from kfp_ddp.k8s.objects import container_statuses, has_ended
+from kfp_ddp.k8s.objects import container_statuses, has_ended, part
 from kfp_ddp.k8s.pods import ended_at, has_failed, has_started
 from kfp_ddp.k8s.resource import PODS
 
@@ -39,8 +39,10 @@ class Stamp(NamedTuple):
         if parts is None:
             raise ValueError(f"{text!r} is not a time")
         seconds, fraction, zone = parts.groups("")
-        at = datetime.fromisoformat(seconds + ("+00:00" if zone in ("Z", "") else zone))
-        return cls(int(at.timestamp()), int(fraction.ljust(9, "0")[:9]))
+        if zone in ("Z", ""):
+            zone = "+00:00"
+        whole = datetime.fromisoformat(seconds + zone)
+        return cls(int(whole.timestamp()), int(fraction.ljust(9, "0")[:9]))
 
 
 class LogCursor(NamedTuple):
@@ -94,7 +96,10 @@ class Printer:
     def dump(self) -> str:
         """Return the cursors as JSON, without the lock, which an interrupted thread may own."""
         cursors = self.cursors.copy()  # other threads change it
-        return json.dumps({key: [p.restart, *p.stamp, p.lines] for key, p in cursors.items()})
+        rows = {
+            key: [cursor.restart, *cursor.stamp, cursor.lines] for key, cursor in cursors.items()
+        }
+        return json.dumps(rows)
 
     def last_lines(self) -> dict[str, list[str]]:
         """Return the last lines of each pod's log, by uid."""
@@ -112,8 +117,10 @@ class Printer:
 
 ALL = 16
 """Pods up to which every log is followed: each is a connection to the API server for days."""
-STREAMS, FOR_FAILED = 16, 4
-"""Logs open at once, and how many of them are reserved for pods that fail."""
+STREAMS = 16
+"""Logs open at once."""
+FOR_FAILED = 4
+"""How many of them are reserved for pods that fail."""
 FAILED = 16
 """How many failed pods have their logs read, from the first."""
 
@@ -130,25 +137,38 @@ def sample(
     pods: Mapping[str, Object], containers: Sequence[str], begun: Mapping[str, bool]
 ) -> list[LogRequest]:
     """Return a large job's logs to open now; `begun`: whether opened ones, by uid, are open."""
-    logs: list[LogRequest] = []
     room = STREAMS - sum(begun.values())
-    failed = sorted((uid for uid in pods if has_failed(pods[uid])), key=lambda u: ended_at(pods[u]))
-    for uid in failed[:FAILED]:
-        if uid not in begun and len(logs) < room:
-            logs += [LogRequest(uid, name, True) for name in _started(pods[uid], containers)]
-    if room - len(logs) <= 0:
+    logs = _logs_of_failed(pods, containers, begun, room)
+    if len(logs) >= room:
         return logs
     nodes = {_node(pods[uid]) for uid in begun if uid in pods}
     for uid in sorted(set(pods) - set(begun), key=lambda uid: pod_role(pods[uid]).order):
         pod = pods[uid]
         leads = pod_role(pod).number == 0
-        if room - len(logs) <= (0 if leads else FOR_FAILED):
+        reserved = 0 if leads else FOR_FAILED
+        if room - len(logs) <= reserved:
             break
-        if has_failed(pod) or (_node(pod) in nodes and not leads):
+        # Rank 0's log is followed in any case, of the others one on each node.
+        is_covered = _node(pod) in nodes and not leads
+        if is_covered or has_failed(pod):
             continue
-        if started := _started(pod, containers):
+        requests = _requests(uid, pod, containers, end_only=not leads)
+        if requests:
             nodes.add(_node(pod))
-            logs += [LogRequest(uid, name, not leads) for name in started]
+            logs += requests
+    return logs
+
+
+def _logs_of_failed(
+    pods: Mapping[str, Object], containers: Sequence[str], begun: Mapping[str, bool], room: int
+) -> list[LogRequest]:
+    """Return the logs of the first pods that failed, as long as there is room."""
+    failed = [uid for uid, pod in pods.items() if has_failed(pod)]
+    failed.sort(key=lambda uid: ended_at(pods[uid]))
+    logs: list[LogRequest] = []
+    for uid in failed[:FAILED]:
+        if uid not in begun and len(logs) < room:
+            logs += _requests(uid, pods[uid], containers, end_only=True)
     return logs
 
 
@@ -161,12 +181,13 @@ def sample_note(pods: int, namespace: str) -> str:
     )
 
 
-def _started(pod: Object, containers: Sequence[str]) -> list[str]:
-    return [name for name in containers if has_started(pod, name)]
+def _requests(uid: str, pod: Object, containers: Sequence[str], end_only: bool) -> list[LogRequest]:
+    """Return the logs of the pod's containers that have started."""
+    return [LogRequest(uid, name, end_only) for name in containers if has_started(pod, name)]
 
 
 def _node(pod: Object) -> str:
-    return str((pod.get("spec") or {}).get("nodeName") or "")
+    return str(part(pod, "spec").get("nodeName") or "")
 
 
 # A silent log is requested again after this time: its connection may have been cut silently.
@@ -187,7 +208,10 @@ class PodLogs:
         printer: Printer,
         title: Callable[[Object], str] = pod_title,
     ) -> None:
-        self.api, self.containers, self.printer, self.title = api, containers, printer, title
+        self.api = api
+        self.containers = containers
+        self.printer = printer
+        self.title = title
         self.threads: dict[tuple[str, str], PodLog] = {}
         self.sampled = False
 
@@ -199,23 +223,25 @@ class PodLogs:
                 log.abandoned.set()  # its replacement has the same name, hence the same log
             if uid in pods:
                 log.latest = pods[uid]
+        requests: list[LogRequest] = []
         if many:
-            if not self.sampled:
-                self.printer.say(sample_note(many, self.api.namespace))
-            self.sampled = True
-            for key, log in list(self.threads.items()):
-                if log.uid not in pods and not log.is_alive():
-                    del self.threads[key]
-            begun = {log.uid: log.is_alive() for log in self.threads.values()}
-            requests = sample(pods, self.containers, begun)
+            requests = self._sample(pods, many)
         else:
-            requests = [
-                LogRequest(uid, name, end_only=False)
-                for uid, pod in pods.items()
-                for name in _started(pod, self.containers)
-            ]
+            for uid, pod in pods.items():
+                requests += _requests(uid, pod, self.containers, end_only=False)
         for uid, container, end_only in requests:
             self.begin(pods[uid], container, end_only)
+
+    def _sample(self, pods: Mapping[str, Object], many: int) -> list[LogRequest]:
+        """Return the logs of a large job to open now, and forget those of removed pods."""
+        if not self.sampled:
+            self.printer.say(sample_note(many, self.api.namespace))
+        self.sampled = True
+        for key, log in list(self.threads.items()):
+            if log.uid not in pods and not log.is_alive():
+                del self.threads[key]
+        begun = {log.uid: log.is_alive() for log in self.threads.values()}
+        return sample(pods, self.containers, begun)
 
     def begin(self, pod: Object, container: str, end_only: bool) -> None:
         """Open one more log."""
@@ -253,7 +279,9 @@ class PodLog(threading.Thread):
         self, api: Api, pod: Object, container: str, printer: Printer, title: str, end_only: bool
     ) -> None:
         super().__init__(daemon=True, name=f"log {pod['metadata']['name']}")
-        self.api, self.container, self.printer = api.another(), container, printer
+        self.api = api.another()
+        self.container = container
+        self.printer = printer
         self.path = PODS.path(api.namespace, pod["metadata"]["name"])
         self.pod_name = pod["metadata"]["name"]
         self.uid = str(pod["metadata"]["uid"])
@@ -276,18 +304,21 @@ class PodLog(threading.Thread):
                     self._read(cursor.restart, previous=True, follow=False)
                 complete = self._read(restart, previous=False, follow=not over)
                 now, over_now = self._status()
-                if complete and over and over_now and now == restart:
+                # It may have been restarted while its log was read.
+                was_last = over and over_now and now == restart
+                if complete and was_last:
                     return
                 self.abandoned.wait(0.05 if over_now else 0.5)
 
     def _status(self) -> tuple[int, bool]:
         """Return the number of restarts, and whether the container has ended for good."""
         over = has_ended(self.latest)
+        never_restarts = part(self.latest, "spec").get("restartPolicy") == "Never"
         for container in container_statuses(self.latest):
             if container["name"] == self.container:
-                ended = "terminated" in (container.get("state") or {})
-                never = self.latest["spec"].get("restartPolicy") == "Never"
-                return int(container.get("restartCount") or 0), over or (ended and never)
+                restarts = int(container.get("restartCount") or 0)
+                ended = "terminated" in part(container, "state")
+                return restarts, over or (ended and never_restarts)
         return 0, over
 
     def _read(self, restart: int, previous: bool, follow: bool) -> bool:
@@ -330,14 +361,16 @@ class PodLog(threading.Thread):
 
 def drawn(text: str) -> str:
     """Return what a terminal shows of a line with carriage returns."""
-    return next((part for part in reversed(text.split("\r")) if part), "")
+    return text.rstrip("\r").rpartition("\r")[2]
 
 
 def unprinted(
     lines: Iterable[str], restart: int, cursor: LogCursor | None
 ) -> Iterator[tuple[LogCursor, str]]:
     """Yield each line after a cursor, with the next cursor; a line without a time continues one."""
-    last, passed, stamp = cursor, 0, None
+    last = cursor
+    passed = 0
+    stamp: Stamp | None = None
     for line in lines:
         head, _, text = line.partition(" ")
         try:
@@ -353,6 +386,9 @@ def unprinted(
                 passed += 1
                 continue
             cursor = None
-        same = last is not None and last.stamp == stamp
-        last = LogCursor(restart, stamp, last.lines + 1 if same and last else 1)
+        # Several lines may have the same time: the cursor counts them.
+        number = 1
+        if last is not None and last.stamp == stamp:
+            number = last.lines + 1
+        last = LogCursor(restart, stamp, number)
         yield last, text

@@ -70,7 +70,8 @@ class StatusPrinter:
             self.pause = min(self.pause * 2, QUEUE_SECONDS)
             return
         soon = snapshot.clock - self.printed_at < MANY_SECONDS
-        if len(reasons) > MANY_PODS and now == self.phase and soon:
+        only_pods_changed = len(reasons) > MANY_PODS and now == self.phase
+        if only_pods_changed and soon:
             return
         self.printed_at = snapshot.clock
         self.printer.say(line)
