@@ -17,9 +17,10 @@ from kfp_ddp.core.run_folder import LABEL_VALUE, RUN_ID, RunFolder, check_run_id
 from kfp_ddp.core.step import last_error, step
 from kfp_ddp.jobs import local
 from kfp_ddp.jobs.ending import terminated
-from kfp_ddp.jobs.identity import KFP_RUN, RUN, live_runs
+from kfp_ddp.jobs.identity import KFP_RUN, RUN
 from kfp_ddp.jobs.kinds import KINDS, Kind
 from kfp_ddp.jobs.launch_spec import Supervision
+from kfp_ddp.jobs.live_runs import live_runs
 from kfp_ddp.k8s.api import Api, ApiError, Object, Refused
 from kfp_ddp.k8s.objects import annotation, phase
 from kfp_ddp.k8s.pods import failure_reason, terminations
