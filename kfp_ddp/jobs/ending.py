@@ -19,7 +19,7 @@ from kfp_ddp.core.failure import TERMINATION_LOG
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.step import handling_signals
-from kfp_ddp.jobs.follow.logs import Printer
+from kfp_ddp.jobs.follow.printer import Printer
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.objects import part

@@ -50,7 +50,7 @@ def run(
 
 
 def specification(settings: dict[str, Any], task_config: Any, **inputs: Any) -> LaunchSpec:
-    """Return the job of a step's inputs, further settings and KFP task; raises InputError."""
+    """Return the job of a step's inputs, further settings and KFP task; raise InputError."""
     check_reserved("settings", settings, dict.fromkeys(inputs, "is an input of its own"))
     if inputs.get("script", "").startswith("data:"):
         inputs["script"] = unpack(inputs["script"], "script").decode()

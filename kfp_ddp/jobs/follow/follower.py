@@ -19,9 +19,11 @@ from kfp_ddp.jobs.follow.decisions import (
     out_of_time,
     verdict,
 )
-from kfp_ddp.jobs.follow.logs import ALL, FAILED, PodLogs, Printer
+from kfp_ddp.jobs.follow.logs import PodLogs
 from kfp_ddp.jobs.follow.narrator import StatusPrinter
+from kfp_ddp.jobs.follow.printer import Printer
 from kfp_ddp.jobs.follow.ranks import StallWatch
+from kfp_ddp.jobs.follow.sample import ALL, FAILED
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.base import started
 from kfp_ddp.jobs.progress import ProgressPrinter

@@ -1,194 +1,17 @@
 """Logs of all pods: each line once and in order, over cuts, restarts and adoption."""
 
 import contextlib
-import json
-import re
-import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
 
-from kfp_ddp.core.text import from_json
-from kfp_ddp.jobs.kinds import pod_role, pod_title
+from kfp_ddp.jobs.follow.printer import RECENT_LINES, LogCursor, Printer, Stamp
+from kfp_ddp.jobs.follow.sample import LogRequest, requests_of, sample, sample_note
+from kfp_ddp.jobs.kinds import pod_title
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.objects import container_statuses, has_ended, part
-from kfp_ddp.k8s.pods import ended_at, has_failed, has_started
+from kfp_ddp.k8s.pods import has_failed
 from kfp_ddp.k8s.resource import PODS
-
-# The last lines of each pod, to find why it ended.
-RECENT_LINES = 400
-# A pod that is replaced again and again counts as a new one each time.
-RECENT_PODS = 256
-STOP_SECONDS = 0.02
-RFC_3339 = re.compile(r"(.{19})(?:\.([0-9]*))?(.*)")
-
-
-class Stamp(NamedTuple):
-    """The time of a line to the nanosecond. The text drops trailing zeros, so it does not sort."""
-
-    seconds: int
-    nanos: int
-
-    @classmethod
-    def parse(cls, text: str) -> "Stamp":
-        """Parse RFC 3339 as the kubelet writes it."""
-        parts = RFC_3339.fullmatch(text)
-        if parts is None:
-            raise ValueError(f"{text!r} is not a time")
-        seconds, fraction, zone = parts.groups("")
-        if zone in ("Z", ""):
-            zone = "+00:00"
-        whole = datetime.fromisoformat(seconds + zone)
-        return cls(int(whole.timestamp()), int(fraction.ljust(9, "0")[:9]))
-
-
-class LogCursor(NamedTuple):
-    """How far a container's log was printed: up to `stamp`, with `lines` of that time."""
-
-    restart: int
-    stamp: Stamp
-    lines: int
-
-
-class Printer:
-    """Prints the lines of many pods and records the cursor of each log, under one lock."""
-
-    def __init__(self) -> None:
-        self.cursors: dict[str, LogCursor] = {}
-        self.recent: dict[str, deque[str]] = {}
-        self.printed_at = 0.0
-        """Monotonic clock of a pod's last line."""
-        self.lock = threading.Lock()
-        self.over = False
-
-    def line(self, key: str, cursor: LogCursor, text: str) -> None:
-        """Print a line and record its cursor, unless stopped."""
-        with self.lock:
-            if self.over:
-                return
-            self.write(text)
-            self.cursors[key] = cursor
-            self.printed_at = time.monotonic()
-            recent = self.recent.setdefault(key.partition("/")[0], deque(maxlen=RECENT_LINES))
-            recent.append(text.partition("] ")[2])
-            if len(self.recent) > RECENT_PODS:
-                self.recent.pop(next(iter(self.recent)))
-
-    def stop(self) -> None:
-        """Print no more lines; waits briefly for the lock, which an interrupted thread may own."""
-        self.over = True
-        if self.lock.acquire(timeout=STOP_SECONDS):
-            self.lock.release()
-
-    def say(self, text: str) -> None:
-        """Print a message of the launcher."""
-        with self.lock:
-            self.write(text)
-
-    def write(self, text: str) -> None:
-        """Print a line."""
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-
-    def dump(self) -> str:
-        """Return the cursors as JSON, without the lock, which an interrupted thread may own."""
-        cursors = self.cursors.copy()  # other threads change it
-        rows = {
-            key: [cursor.restart, *cursor.stamp, cursor.lines] for key, cursor in cursors.items()
-        }
-        return json.dumps(rows)
-
-    def last_lines(self) -> dict[str, list[str]]:
-        """Return the last lines of each pod's log, by uid."""
-        recent = self.recent.copy()  # other threads change it
-        return {uid: list(lines) for uid, lines in recent.items()}
-
-    def load(self, text: str) -> None:
-        """Load the cursors of an earlier launcher; ignore an invalid file."""
-        try:
-            for key, (restart, seconds, nanos, lines) in from_json(text).items():
-                self.cursors[key] = LogCursor(restart, Stamp(seconds, nanos), lines)
-        except (ValueError, TypeError, AttributeError):
-            self.cursors = {}
-
-
-ALL = 16
-"""Pods up to which every log is followed: each is a connection to the API server for days."""
-STREAMS = 16
-"""Logs open at once."""
-FOR_FAILED = 4
-"""How many of them are reserved for pods that fail."""
-FAILED = 16
-"""How many failed pods have their logs read, from the first."""
-
-
-class LogRequest(NamedTuple):
-    """A log to follow; with `end_only` the last lines of the existing one are enough."""
-
-    uid: str
-    container: str
-    end_only: bool
-
-
-def sample(
-    pods: Mapping[str, Object], containers: Sequence[str], begun: Mapping[str, bool]
-) -> list[LogRequest]:
-    """Return a large job's logs to open now; `begun`: whether opened ones, by uid, are open."""
-    room = STREAMS - sum(begun.values())
-    logs = _logs_of_failed(pods, containers, begun, room)
-    if len(logs) >= room:
-        return logs
-    nodes = {_node(pods[uid]) for uid in begun if uid in pods}
-    for uid in sorted(set(pods) - set(begun), key=lambda uid: pod_role(pods[uid]).order):
-        pod = pods[uid]
-        leads = pod_role(pod).number == 0
-        reserved = 0 if leads else FOR_FAILED
-        if room - len(logs) <= reserved:
-            break
-        # Rank 0's log is followed in any case, of the others one on each node.
-        is_covered = _node(pod) in nodes and not leads
-        if is_covered or has_failed(pod):
-            continue
-        requests = _requests(uid, pod, containers, end_only=not leads)
-        if requests:
-            nodes.add(_node(pod))
-            logs += requests
-    return logs
-
-
-def _logs_of_failed(
-    pods: Mapping[str, Object], containers: Sequence[str], begun: Mapping[str, bool], room: int
-) -> list[LogRequest]:
-    """Return the logs of the first pods that failed, as long as there is room."""
-    failed = [uid for uid, pod in pods.items() if has_failed(pod)]
-    failed.sort(key=lambda uid: ended_at(pods[uid]))
-    logs: list[LogRequest] = []
-    for uid in failed[:FAILED]:
-        if uid not in begun and len(logs) < room:
-            logs += _requests(uid, pods[uid], containers, end_only=True)
-    return logs
-
-
-def sample_note(pods: int, namespace: str) -> str:
-    """Return a note on which logs of a large job are followed."""
-    return (
-        f"following at most {STREAMS - FOR_FAILED} of {pods:,} logs: of rank 0's pod and of one on "
-        f"each node; of the first {FAILED} pods that fail the end is shown; "
-        f"`kubectl logs -n {namespace} POD` shows any other"
-    )
-
-
-def _requests(uid: str, pod: Object, containers: Sequence[str], end_only: bool) -> list[LogRequest]:
-    """Return the logs of the pod's containers that have started."""
-    return [LogRequest(uid, name, end_only) for name in containers if has_started(pod, name)]
-
-
-def _node(pod: Object) -> str:
-    return str(part(pod, "spec").get("nodeName") or "")
-
 
 # A silent log is requested again after this time: its connection may have been cut silently.
 QUIET_SECONDS = 60.0
@@ -228,7 +51,7 @@ class PodLogs:
             requests = self._sample(pods, many)
         else:
             for uid, pod in pods.items():
-                requests += _requests(uid, pod, self.containers, end_only=False)
+                requests += requests_of(uid, pod, self.containers, end_only=False)
         for uid, container, end_only in requests:
             self.begin(pods[uid], container, end_only)
 

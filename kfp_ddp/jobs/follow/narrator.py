@@ -8,7 +8,7 @@ from functools import cache
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.follow.decisions import Snapshot
-from kfp_ddp.jobs.follow.logs import Printer
+from kfp_ddp.jobs.follow.printer import Printer
 from kfp_ddp.jobs.gangs import gang_waiting
 from kfp_ddp.jobs.kinds import pod_title
 from kfp_ddp.jobs.kinds.base import State
