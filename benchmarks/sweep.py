@@ -18,7 +18,7 @@ from PIL import Image
 
 from kfp_ddp.core.step import handling_signals
 from kfp_ddp.plan.sweep import Sweep
-from kfp_ddp.sweep.engine import read
+from kfp_ddp.sweep.leaderboard import read
 from kfp_ddp.sweep.study import Result, Study, Trial, search
 from kfp_ddp.training import rank
 from kfp_ddp.training.spec.config import TrainConfig

@@ -9,7 +9,7 @@ from kfp_ddp.checks.finding import ASK_ADMIN, CheckContext, Finding, Requirement
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import from_json, one_line, yaml_of
 from kfp_ddp.jobs import kueue
-from kfp_ddp.jobs.check_job import GANGS
+from kfp_ddp.jobs.gangs import GANGS
 from kfp_ddp.jobs.kinds import KINDS, pod
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import LAUNCHER, STEPS, Api, ApiError, Object, review

@@ -7,7 +7,7 @@ from typing import Any
 from kfp_ddp.checks.finding import ASK_ADMIN, CheckContext, Finding, State, items
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import kueue
-from kfp_ddp.jobs.check_job import GANGS, QUEUES, gang_scheduling
+from kfp_ddp.jobs.gangs import GANGS, QUEUES, gang_scheduling
 from kfp_ddp.jobs.kinds import KINDS, Kind
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, ApiError, Object, require

@@ -13,7 +13,7 @@ from kfp_ddp.core.settings import hint, mapping_in
 from kfp_ddp.datasets.volume.cluster import CLAIMS
 from kfp_ddp.datasets.volume.publish import collect
 from kfp_ddp.datasets.volume.request import DOMAIN, MANAGED, VolumeRequest
-from kfp_ddp.jobs.identity import live_runs
+from kfp_ddp.jobs.live_runs import live_runs
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.objects import label
 from kfp_ddp.models import champion as champions

@@ -203,7 +203,7 @@ def collect(store: DatasetVersions, options: SyncOptions, result: Result) -> Res
             old.append((when, path))
     if not old:
         return result
-    from kfp_ddp.jobs.identity import live_runs  # most syncs remove nothing
+    from kfp_ddp.jobs.live_runs import live_runs  # most syncs remove nothing
 
     try:
         alive = live_runs()

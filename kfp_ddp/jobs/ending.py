@@ -19,9 +19,10 @@ from kfp_ddp.core.failure import TERMINATION_LOG
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.step import handling_signals
-from kfp_ddp.jobs.follow.logs import Printer
+from kfp_ddp.jobs.follow.printer import Printer
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.k8s.objects import part
 from kfp_ddp.k8s.resource import PODS, WORKFLOWS, Resource
 from kfp_ddp.k8s.watch_cache import WatchCache
 from kfp_ddp.training.spec.manifest import step_dirs, step_of
@@ -43,8 +44,10 @@ class StepFiles:
     """
 
     def __init__(self, folder: RunFolder, job: str, printer: Printer, trains: bool = False) -> None:
-        self.printer, self.heartbeat = printer, folder.heartbeat
-        self.checkpoints, self.trains = folder.checkpoints, trains
+        self.printer = printer
+        self.heartbeat = folder.heartbeat
+        self.checkpoints = folder.checkpoints
+        self.trains = trains
         self.cursors = folder.log_positions(job)
         """For the retry of this step, which continues the logs from there."""
         self.saved = ""
@@ -94,7 +97,8 @@ class Ending:
     """Those that watch now: in a sweep one for each of several jobs, which threads follow."""
 
     def __init__(self, api: Api, owner: Owner | None) -> None:
-        self.api, self.owner = api, owner
+        self.api = api
+        self.owner = owner
         self.short_api = api.another()
         """A connection that stays open for the last request."""
         self.warmed_at = -WARM_SECONDS
@@ -108,7 +112,8 @@ class Ending:
         self.reporting = threading.Lock()
         self.changed = threading.Event()
         """Is set on each change."""
-        self.changed_or_over, self.over = threading.Event(), threading.Event()
+        self.over = threading.Event()
+        self.changed_or_over = threading.Event()
         self.watches: list[WatchCache] = []
         if owner is not None:
             query = {"fieldSelector": f"metadata.name={owner.workflow}"}
@@ -144,7 +149,8 @@ class Ending:
 
     def watch_job(self, kind: Resource, name: str, files: StepFiles | None = None) -> None:
         """Handle the next signal for this job, with these files of the step."""
-        self.job, self.files = (kind, name), files
+        self.job = (kind, name)
+        self.files = files
 
     def leave_if_cancelled(self, job: str) -> None:
         """Delete the job of a terminated run and raise RunCancelledError; `job` is its title."""
@@ -255,12 +261,14 @@ def handling_all() -> Iterator[None]:
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         try:
-            first, rest = Ending.active[:1], Ending.active[1:]
-            leaving = [threading.Thread(target=one.leave, daemon=True) for one in rest]
+            # The first leaves in this thread: a single job, the usual case, needs no other.
+            first = Ending.active[:1]
+            rest = Ending.active[1:]
+            leaving = [threading.Thread(target=ending.leave, daemon=True) for ending in rest]
             for thread in leaving:
                 thread.start()
-            for one in first:
-                one.leave()
+            for ending in first:
+                ending.leave()
             for thread in leaving:
                 thread.join(LEAVE_SECONDS)
         finally:
@@ -287,12 +295,12 @@ def _report_to_kubernetes(message: str) -> None:
 
 def terminated(item: Object) -> bool:
     """Return whether an object is the Workflow of a cancelled run."""
-    spec = item.get("spec") or {}
+    spec = part(item, "spec")
     if "containers" in spec:
         return False
     return spec.get("activeDeadlineSeconds") == 0 or bool(spec.get("shutdown"))
 
 
 def _deleted(item: Object) -> bool:
-    is_pod = "containers" in (item.get("spec") or {})
+    is_pod = "containers" in part(item, "spec")
     return is_pod and bool(item["metadata"].get("deletionTimestamp"))

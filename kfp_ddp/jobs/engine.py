@@ -27,13 +27,15 @@ def run(
     job_object: Any,
     **inputs: Any,
 ) -> str:
-    """Run a job to its end and return its name; raises InputError or JobError.
+    """Run a job to its end and return its name; raise InputError or JobError.
 
     `inputs` are the fields of LaunchSpec that are no `settings`; the rest is as in the component.
     The kind local is a script with its ranks on this machine.
     """
-    task, here = task_title(task_name, task_id), inputs["kind"] == "local"
-    inputs |= {"kind": "pytorchjob"} if here else {}
+    task = task_title(task_name, task_id)
+    here = inputs["kind"] == "local"
+    if here:
+        inputs["kind"] = "pytorchjob"  # a job of one script is described alike
     spec = specification(settings, task_config, **inputs)
     if here:
         run_script(spec, open_run_dir(folders.work_dir(work_dir), run_id, task))
@@ -48,7 +50,7 @@ def run(
 
 
 def specification(settings: dict[str, Any], task_config: Any, **inputs: Any) -> LaunchSpec:
-    """Return the job of a step's inputs, further settings and KFP task; raises InputError."""
+    """Return the job of a step's inputs, further settings and KFP task; raise InputError."""
     check_reserved("settings", settings, dict.fromkeys(inputs, "is an input of its own"))
     if inputs.get("script", "").startswith("data:"):
         inputs["script"] = unpack(inputs["script"], "script").decode()

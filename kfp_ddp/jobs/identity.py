@@ -1,27 +1,22 @@
-"""Who a job belongs to: its name, labels and Workflow, and which runs are live."""
+"""Who a job belongs to: its name, labels and Workflow."""
 
-import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import sha256_of_json
 from kfp_ddp.core.run_folder import LABEL_VALUE, task_title
-from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kueue import QUEUE_LABEL
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import Api, ApiError, Object, own_pod
-from kfp_ddp.k8s.objects import label, phase
-from kfp_ddp.k8s.resource import WORKFLOWS, Resource
+from kfp_ddp.k8s.api import Api, Object, own_pod
+from kfp_ddp.k8s.resource import WORKFLOWS
 
 KFP_RUN = "pipeline/runid"
 """The label that KFP gives a run's Workflow and pods."""
 RUN, TASK, SPEC, ATTEMPT = (f"kfp-ddp/{key}" for key in ("run-id", "task", "spec", "attempt"))
 STEP = "kfp-ddp/step"
 """The label of a step's pod with the name of its component; deploy/network selects by it."""
-OVER = ("Succeeded", "Failed", "Error")
 
 
 @dataclass(frozen=True)
@@ -112,38 +107,3 @@ def metadata(
     if owner is not None:
         meta["ownerReferences"] = [owner.reference()]
     return meta
-
-
-def live_runs(api: Api | None = None) -> Callable[[str], bool]:
-    """Return a function on run ids: whether a run has a Workflow or a job that is not over.
-
-    The cluster is read once, by this call. Outside of a cluster no run is live. StorageError if the
-    runs cannot be listed, so that nothing may be considered unused.
-    """
-    if api is None:
-        if not os.environ.get("KUBERNETES_SERVICE_HOST"):
-            return lambda run_id: False
-        try:
-            api = Api.connect()
-        except InputError as error:
-            raise StorageError(f"which runs live cannot be seen: {error}") from error
-    workflows = _objects(api, WORKFLOWS)
-    live = {label(item, KFP_RUN) for item in workflows if phase(item) not in OVER}
-    for kind in KINDS.values():
-        jobs = _objects(api, kind.resource)
-        live |= {label(job, RUN) for job in jobs if not kind.state(job).over}
-    return lambda run_id: run_id in live
-
-
-def _objects(api: Api, resource: Resource) -> list[Object]:
-    """Return the objects of a resource; none without its API or the right to read it.
-
-    No run has a kind of job that its account may not list, as both accounts of deploy/rbac may list
-    all kinds. Workflows must be readable.
-    """
-    try:
-        return api.list_objects(resource, retry=True)
-    except ApiError as error:
-        if error.status == 404 or (error.status == 403 and resource != WORKFLOWS):
-            return []
-        raise StorageError(f"which runs live cannot be seen: {error}") from error

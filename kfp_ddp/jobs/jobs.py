@@ -12,7 +12,7 @@ from kfp_ddp.jobs.kinds.base import Runtime
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.shipping import payload
 from kfp_ddp.k8s.api import TRANSIENT, Api, ApiError, Object, serves
-from kfp_ddp.k8s.objects import annotation, label
+from kfp_ddp.k8s.objects import annotation, label, part
 from kfp_ddp.k8s.resource import CONFIG_MAPS
 
 REPORTED = "kfp-ddp/reported"
@@ -63,7 +63,8 @@ class Jobs:
         InputError if a job of this name is of another run or has other settings, or cannot be
         created; JobError if a deleted one does not disappear.
         """
-        name, wait_until = self.identity.job_name(attempt), time.monotonic() + DELETION_SECONDS
+        name = self.identity.job_name(attempt)
+        wait_until = time.monotonic() + DELETION_SECONDS
         while True:
             try:
                 job = self.api.retry(lambda: self._create(attempt))
@@ -92,9 +93,10 @@ class Jobs:
 
     def check_queued(self, attempt: int) -> None:
         """Raise InputError unless Kueue would suspend the job; one that it does not manage runs."""
-        resource, dry_run = self.kind.resource, {"dryRun": "All"}
+        resource = self.kind.resource
+        manifest = self.manifest(attempt)
         try:
-            job = self.api.create(resource, self.manifest(attempt), query=dry_run, retry=True)
+            job = self.api.create(resource, manifest, query={"dryRun": "All"}, retry=True)
         except ApiError:
             return  # creating the job reports what is wrong
         if not self.kind.suspended(job):
@@ -142,7 +144,8 @@ class Jobs:
         return name
 
     def _check_owner(self, job: Object) -> None:
-        name, run_id = job["metadata"]["name"], label(job, RUN)
+        name = job["metadata"]["name"]
+        run_id = label(job, RUN)
         if run_id != self.identity.run_id or label(job, TASK) != self.identity.task:
             raise InputError(
                 f"{self.kind.title} {name} exists and is not of this run "
@@ -187,9 +190,10 @@ def script_map(spec: LaunchSpec, identity: Identity, owner: Owner | None) -> Obj
 def _check_script(existing: Object, body: Object) -> None:
     """Check that an existing ConfigMap has the labels and data of this run."""
     meta = body["metadata"]
-    labels = existing["metadata"].get("labels") or {}
-    parts = [(existing.get(name) or {}, body.get(name, {})) for name in ("data", "binaryData")]
-    if not labels.items() >= meta["labels"].items() or any(old != new for old, new in parts):
+    labels = part(existing, "metadata", "labels")
+    has_labels = labels.items() >= meta["labels"].items()
+    has_data = all(part(existing, name) == part(body, name) for name in ("data", "binaryData"))
+    if not has_labels or not has_data:
         raise InputError(
             f"ConfigMap {meta['name']} exists and is not of this run; "
             "it was not changed: delete it, or rename the task"

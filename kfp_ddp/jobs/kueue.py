@@ -47,13 +47,17 @@ def check_queue(api: Api, queue: str) -> list[str]:
             "use one of `kubectl get localqueues`"
         )
     trouble = inactive(local_queue)
-    return [f"queue {queue} admits no jobs now: {trouble}"] if trouble else []
+    if not trouble:
+        return []
+    return [f"queue {queue} admits no jobs now: {trouble}"]
 
 
 def inactive(queue: Object) -> str:
     """Return why a LocalQueue admits no jobs; '' if it is active."""
     stopped = condition(queue, "Active", "False")
-    return one_line(stopped.get("message") or stopped.get("reason", "")) if stopped else ""
+    if stopped is None:
+        return ""
+    return one_line(stopped.get("message") or stopped.get("reason", ""))
 
 
 def waiting(job: Object, api: Api) -> str:
@@ -62,30 +66,57 @@ def waiting(job: Object, api: Api) -> str:
     if not queue:
         return "suspended; it must be resumed by hand"
     try:
-        known = resource(api, "workloads")
-        workloads = api.list_objects(known) if known else []
+        workload_resource = resource(api, "workloads")
+        workloads = api.list_objects(workload_resource) if workload_resource else []
     except ApiError:
         return f"waiting in queue {queue}"
-    uid = job["metadata"]["uid"]
-    ours = next((item for item in workloads if _owner(item).get("uid") == uid), None)
+    ours = _workload_of(job, workloads)
     if ours is None or not conditions(ours):
         return f"waiting for Kueue to add it to queue {queue}"
-    others = [item for item in workloads if item is not ours and not condition(item, "Finished")]
-    others = [item for item in others if item["spec"].get("queueName") == queue]
-    without = [item for item in others if not condition(item, "QuotaReserved")]
-    ahead = [item for item in without if _rank(item) < _rank(ours)]
-    holders = [item for item in others if condition(item, "QuotaReserved")]
-    line = f"waiting in queue {queue}"
-    evicted = condition(ours, "Evicted")
-    if evicted is not None:
+    line = f"waiting in queue {queue}{_place(ours, _unfinished_others(queue, ours, workloads))}"
+    evicted = condition(ours, "Evicted") or {}
+    if evicted:
         line = f"{_evicted(evicted, workloads)}; {line}"
-    line += f", behind {_names(ahead)}" if ahead else ", first in line"
-    if holders:
-        line += f", while {_names(holders)} ha{'ve' if len(holders) > 1 else 's'} the quota"
-    pending = (condition(ours, "QuotaReserved", "False") or {}).get("message", "")
-    if pending and pending != (evicted or {}).get("message"):
-        line += f" ({one_line(pending)})"
+    pending = condition(ours, "QuotaReserved", "False") or {}
+    message = pending.get("message", "")
+    if message and message != evicted.get("message"):
+        line += f" ({one_line(message)})"
     return line
+
+
+def _workload_of(job: Object, workloads: list[Object]) -> Object | None:
+    """Return the Workload that Kueue created for a job; None if it has not yet."""
+    for workload in workloads:
+        if _owner(workload).get("uid") == job["metadata"]["uid"]:
+            return workload
+    return None
+
+
+def _unfinished_others(queue: str, ours: Object, workloads: list[Object]) -> list[Object]:
+    """Return the other Workloads of a queue that wait or run."""
+    others = []
+    for workload in workloads:
+        if workload is ours or condition(workload, "Finished"):
+            continue
+        if workload["spec"].get("queueName") == queue:
+            others.append(workload)
+    return others
+
+
+def _place(ours: Object, others: list[Object]) -> str:
+    """Return behind which jobs a Workload waits, and which ones have the quota."""
+    ahead: list[Object] = []
+    holders: list[Object] = []
+    for workload in others:
+        if condition(workload, "QuotaReserved"):
+            holders.append(workload)
+        elif _rank(workload) < _rank(ours):
+            ahead.append(workload)
+    place = f", behind {_names(ahead)}" if ahead else ", first in line"
+    if holders:
+        have = "have" if len(holders) > 1 else "has"
+        place += f", while {_names(holders)} {have} the quota"
+    return place
 
 
 def _evicted(evicted: Object, workloads: list[Object]) -> str:
@@ -117,4 +148,6 @@ def _names(workloads: list[Object]) -> str:
         owner = _owner(workload)
         names.append(f"{owner.get('kind', 'Workload')} {owner.get('name', '')}".strip())
     more = len(workloads) - len(names)
-    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+    if more:
+        names[-1] += f" and {more} more"
+    return ", ".join(names)

@@ -26,6 +26,7 @@ from kfp_ddp.core.step import handling_signals
 from kfp_ddp.jobs.fields import JobFields, is_gpu
 from kfp_ddp.jobs.progress import ProgressPrinter
 from kfp_ddp.jobs.shipping.worker_start import is_installed
+from kfp_ddp.k8s.objects import part
 from kfp_ddp.k8s.pods import step_pods
 from kfp_ddp.training.watch import PARENT
 
@@ -80,19 +81,28 @@ def recorded(run_dir: Path) -> int | None:
     and a launcher of ranks in this folder.
     """
     entry = mapping_of(RunFolder(run_dir).process)
-    pid, host, started = (entry.get(name) for name in ("pid", "host", "started"))
-    if host != socket.gethostname() or type(pid) is not int or pid < 2:
+    pid = entry.get("pid")
+    if type(pid) is not int or pid < 2:
+        return None
+    if entry.get("host") != socket.gethostname():
         return None
     process = _process(pid)
-    if process is None or process.started != started or process.uid != os.geteuid():
+    # The pid may have been given to another process since.
+    if process is None or process.started != entry.get("started"):
         return None
+    return pid if process.uid == os.geteuid() and _works_in(process, pid, run_dir) else None
+
+
+def _works_in(process: _Process, pid: int, run_dir: Path) -> bool:
+    """Return whether a process leads its group and launches ranks in this folder."""
     try:
         leads = os.getpgid(pid) == pid
         folder = process.words[process.words.index("--output-dir") + 1]
     except (OSError, ValueError, IndexError):
-        return None
-    ranks = leads and not {NODE, EVALUATION, SCRIPT}.isdisjoint(process.words)
-    return pid if ranks and os.path.realpath(folder) == os.path.realpath(run_dir) else None
+        return False
+    if not leads or {NODE, EVALUATION, SCRIPT}.isdisjoint(process.words):
+        return False
+    return os.path.realpath(folder) == os.path.realpath(run_dir)
 
 
 def end(pid: int, grace: float) -> None:
@@ -133,11 +143,14 @@ class Ended:
 
     def forward(self, number: int, frame: FrameType | None) -> None:
         """Forward a signal to the launcher; the second one kills its process group."""
-        first, self.stopped_by = self.stopped_by is None, number
-        if self.process is not None and first:
+        first = self.stopped_by is None
+        self.stopped_by = number
+        if self.process is None:
+            return
+        if first:
             # The launcher forwards SIGTERM to its ranks, which save a checkpoint.
             self.process.terminate()
-        elif self.process is not None:
+        else:
             send(self.process.pid, signal.SIGKILL)
 
     def cause(self, run_dir: Path) -> str:
@@ -157,11 +170,21 @@ def local_gpus(ranks: int = 0) -> int:
             "backend local needs an image with torch: use backend=pytorchjob on a cluster, or "
             "set_container_image of the trainer on this task"
         ) from error
-    containers = [one for pod in step_pods() for one in pod["spec"]["containers"]]
-    limits = [(one.get("resources") or {}).get("limits") or {} for one in containers]
-    if gpus := sum(int(count) for one in limits for name, count in one.items() if is_gpu(name)):
+    gpus = _requested_gpus()
+    if gpus:
         os.environ.setdefault(machine.GPUS, str(gpus))
     return ranks or max(1, torch.cuda.device_count())
+
+
+def _requested_gpus() -> int:
+    """Return the GPUs in the limits of this step's pod; 0 outside of a cluster."""
+    gpus = 0
+    for pod in step_pods():
+        for container in pod["spec"]["containers"]:
+            for name, count in part(container, "resources", "limits").items():
+                if is_gpu(name):
+                    gpus += int(count)
+    return gpus
 
 
 def run_ranks(flags: list[str], ranks: int, run_dir: Path, program: str = NODE) -> Ended:
@@ -212,16 +235,18 @@ def run_script(spec: JobFields, run_dir: Path) -> None:
     """Run the script of a job, with the ranks of all nodes on this machine; raise JobError."""
     if not spec.script or spec.code:
         raise InputError("kind=local runs a script alone, as of as_function: use another kind")
-    if missing := [pin for pin in spec.packages_to_install if not is_installed(pin)]:
+    missing = [pin for pin in spec.packages_to_install if not is_installed(pin)]
+    if missing:
         raise InputError(f"this Python lacks {missing[0]}: pip install it, then start again")
     file = run_dir / "script.py"
     file.write_text(spec.script, encoding="utf-8")
     os.environ.update(spec.env)
     flags = ["--output-dir", str(run_dir), str(file), *spec.args]
     ended = run_ranks(flags, spec.nodes * spec.processes(), run_dir, SCRIPT)
-    if ended.code or ended.cancelled:
-        kind = RunCancelledError if ended.cancelled else JobError
-        raise kind(f"the script ended: {ended.cause(run_dir)}")
+    if ended.cancelled:
+        raise RunCancelledError(f"the script ended: {ended.cause(run_dir)}")
+    if ended.code:
+        raise JobError(f"the script ended: {ended.cause(run_dir)}")
 
 
 def _stream(process: "subprocess.Popen[str]", ended: Ended) -> None:
@@ -251,6 +276,8 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
     """Return variables for a child that is no rank and imports nothing from the current folder."""
     own = {name: value for name, value in os.environ.items() if not _OF_LAUNCHERS.fullmatch(name)}
     # An empty entry, as of PYTHONPATH=$PYTHONPATH:/x, is the current folder.
-    if path := os.pathsep.join(filter(None, own.pop("PYTHONPATH", "").split(os.pathsep))):
+    folders = filter(None, own.pop("PYTHONPATH", "").split(os.pathsep))
+    path = os.pathsep.join(folders)
+    if path:
         own["PYTHONPATH"] = path
     return {**own, "PYTHONSAFEPATH": "1", **more}

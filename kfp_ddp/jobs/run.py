@@ -6,7 +6,7 @@ from pathlib import Path
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.polling import poll
-from kfp_ddp.jobs import check_job
+from kfp_ddp.jobs import check_job, gangs
 from kfp_ddp.jobs.ending import Ending
 from kfp_ddp.jobs.follow.decisions import Limits
 from kfp_ddp.jobs.follow.follower import Follower, Outcome
@@ -131,7 +131,7 @@ def _follow(
 ) -> Outcome:
     ending.leave_if_cancelled(f"{jobs.kind.title} {jobs.identity.job_name(number)}")
     job = jobs.ensure(number)
-    check_job.check_gang(jobs.api, jobs.spec, job, ending.cancelled)
+    gangs.check_gang(jobs.api, jobs.spec, job, ending.cancelled)
     sent = jobs.manifest(number)
     return Follower(jobs.api, jobs.kind, job, ending, run_dir, progress, sent).run(limits)
 

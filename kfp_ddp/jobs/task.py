@@ -11,13 +11,47 @@ from kfp_ddp.k8s.api import LAUNCHER, Api, Object, own_pod
 
 def claims_by_volume(volumes: Iterable[Object]) -> dict[str, str]:
     """Return the PVCs among some volumes, by the name of the volume."""
-    kind = "persistentVolumeClaim"
-    return {item["name"]: item[kind]["claimName"] for item in volumes if kind in item}
+    claims: dict[str, str] = {}
+    for volume in volumes:
+        if "persistentVolumeClaim" in volume:
+            claims[volume["name"]] = volume["persistentVolumeClaim"]["claimName"]
+    return claims
 
 
 def _claims_by_path(mounts: Iterable[Object], volumes: Iterable[Object]) -> dict[str, str]:
     claims = claims_by_volume(volumes)
-    return {m["mountPath"]: claims[m["name"]] for m in mounts if m["name"] in claims}
+    by_path: dict[str, str] = {}
+    for mount in mounts:
+        if mount["name"] in claims:
+            by_path[mount["mountPath"]] = claims[mount["name"]]
+    return by_path
+
+
+def _listed(fields: Mapping[str, Any], name: str) -> list[Object]:
+    """Return a list among some fields; an empty one if it is missing or None."""
+    return list(fields.get(name) or ())
+
+
+def _own_claims(api: Api) -> dict[str, str]:
+    """Return the PVCs of the step's own pod by path; none outside of a pod of KFP."""
+    pod = own_pod(api)
+    if pod is None:
+        return {}
+    mounts: list[Object] = []
+    for container in pod["spec"]["containers"]:
+        mounts += _listed(container, "volumeMounts")
+    return _claims_by_path(mounts, _listed(pod["spec"], "volumes"))
+
+
+def _claims(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Return a copy of the setting `claims`, PVCs by path."""
+    return dict(fields.get("claims") or {})
+
+
+def _mount_paths(fields: Mapping[str, Any]) -> list[str]:
+    """Return the paths at which something is mounted by these fields."""
+    mounts = _listed(fields, "volume_mounts")
+    return [mount["mountPath"] for mount in mounts] + list(_claims(fields))
 
 
 def with_folders(
@@ -28,17 +62,17 @@ def with_folders(
     `written` is the folder or URI that the workers write to, `task` the name of the step. Data that
     each node copies or reads from a bucket has no PVC. InputError for another folder without one.
     """
-    on_claims = {} if is_per_node(data) or is_remote(data) else {"dataset_path": data}
-    on_claims |= {} if is_remote(written) else {"work_dir": written}
-    own = (own_pod(api) or {"spec": {"containers": []}})["spec"]  # none outside of a pod of KFP
-    own_mounts = [m for c in own["containers"] for m in c.get("volumeMounts") or []]
-    own_claims = _claims_by_path(own_mounts, own.get("volumes") or ())
-    fields = with_claims(fields, list(on_claims.values()), own_claims)
-    mounts = [m["mountPath"] for m in fields.get("volume_mounts") or ()] + list(fields["claims"])
-    for what, path in on_claims.items():
+    on_claims: dict[str, str] = {}
+    if not is_per_node(data) and not is_remote(data):
+        on_claims["dataset_path"] = data
+    if not is_remote(written):
+        on_claims["work_dir"] = written
+    fields = with_claims(fields, list(on_claims.values()), _own_claims(api))
+    mounts = _mount_paths(fields)
+    for setting, path in on_claims.items():
         if not mount_of(path, mounts):
             raise InputError(
-                f"{what} {path} is not on a PVC that the workers could mount; mount one on the "
+                f"{setting} {path} is not on a PVC that the workers could mount; mount one on the "
                 f"{task} task with kubernetes.mount_pvc"
             )
     return read_only(fields, data, written)
@@ -56,8 +90,8 @@ def check_bucket_training(job: Mapping[str, Any]) -> None:
 
 def with_claims(fields: dict[str, Any], paths: list[str], claims: dict[str, str]) -> dict[str, Any]:
     """Return `fields` with a PVC for each path that is not covered by a mount yet."""
-    mounted = [m["mountPath"] for m in fields.get("volume_mounts") or ()]
-    all_claims = dict(fields.get("claims") or {})
+    mounted = _mount_paths(fields)
+    all_claims = _claims(fields)
     for path in paths:
         mount = mount_of(path, list(claims))
         if mount and not mount_of(path, [*mounted, *all_claims]):
@@ -67,9 +101,10 @@ def with_claims(fields: dict[str, Any], paths: list[str], claims: dict[str, str]
 
 def mount_of(path: str, mounts: list[str]) -> str:
     """Return the deepest mount that contains a path; '' for none."""
-    parents = {str(PurePosixPath(path)), *map(str, PurePosixPath(path).parents)}
-    inside = [m for m in mounts if str(PurePosixPath(m)) in parents]
-    return max(inside, key=len, default="")
+    folder = PurePosixPath(path)
+    parents = {folder, *folder.parents}
+    above = [mount for mount in mounts if PurePosixPath(mount) in parents]
+    return max(above, key=len, default="")
 
 
 def read_only(fields: dict[str, Any], path: str, written: str) -> dict[str, Any]:
@@ -77,25 +112,27 @@ def read_only(fields: dict[str, Any], path: str, written: str) -> dict[str, Any]
 
     KFP itself cannot mount a PVC read-only, and Kubernetes does not enforce ReadOnlyMany.
     """
-    mounts = [dict(m) for m in fields.get("volume_mounts") or ()]
-    claims = dict(fields.get("claims") or {})
-    every = [m["mountPath"] for m in mounts] + list(claims)
-    mount = mount_of(path, every)
-    if not mount or mount == mount_of(written, every):
+    paths = _mount_paths(fields)
+    data_path = mount_of(path, paths)
+    if not data_path or data_path == mount_of(written, paths):
         return fields
-    for item in mounts:
-        if item["mountPath"] == mount:
-            item["readOnly"] = True
-    if mount in claims and not claims[mount].endswith(":ro"):
-        claims[mount] += ":ro"
+    # Copies: the caller's fields stay as they are.
+    mounts = [dict(mount) for mount in _listed(fields, "volume_mounts")]
+    claims = _claims(fields)
+    for mount in mounts:
+        if mount["mountPath"] == data_path:
+            mount["readOnly"] = True
+    if data_path in claims:
+        claims[data_path] = claims[data_path].removesuffix(":ro") + ":ro"
     return {**fields, "volume_mounts": mounts, "claims": claims}
 
 
 def claim_of(fields: dict[str, Any], path: str) -> str:
     """Return the name of the PVC that contains a path; '' for none."""
-    claims = {m: name.removesuffix(":ro") for m, name in (fields.get("claims") or {}).items()}
-    claims |= _claims_by_path(fields.get("volume_mounts") or (), fields.get("volumes") or ())
-    return str(claims.get(mount_of(path, list(claims)), ""))
+    claims = {mount: name.removesuffix(":ro") for mount, name in _claims(fields).items()}
+    claims |= _claims_by_path(_listed(fields, "volume_mounts"), _listed(fields, "volumes"))
+    mount = mount_of(path, list(claims))
+    return str(claims.get(mount, ""))
 
 
 def with_task_config(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]:
@@ -117,14 +154,19 @@ def with_task_config(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]
     task = {name: value for name, value in parts.items() if value}
     merged = {**fields, **task}
     for name, value in task.items():
-        if own := fields.get(name):
-            merged[name] = _merge(value, own) if isinstance(value, dict) else [*value, *own]
+        own = fields.get(name)
+        if not own:
+            continue
+        if isinstance(value, dict):
+            merged[name] = _merge(value, own)
+        else:
+            merged[name] = [*value, *own]
     return merged
 
 
 def _without_token(named: Iterable[Object] | None) -> list[Object]:
     """Return volumes, or mounts, of a step without the secret, after which KFP names its volume."""
-    return [one for one in named or () if one["name"] != LAUNCHER]
+    return [item for item in named or () if item["name"] != LAUNCHER]
 
 
 def _merge(base: Object, own: Object) -> Object:
@@ -138,8 +180,10 @@ def _merge(base: Object, own: Object) -> Object:
 
 def _quantities(resources: Object) -> Object:
     """Return only limits and requests, as strings, as every kind of job expects them."""
-    return {
-        part: {name: str(value) for name, value in resources[part].items() if value != ""}
-        for part in ("limits", "requests")
-        if resources.get(part)
-    }
+    quantities: Object = {}
+    for part in ("limits", "requests"):
+        if resources.get(part):
+            quantities[part] = {
+                name: str(value) for name, value in resources[part].items() if value != ""
+            }
+    return quantities

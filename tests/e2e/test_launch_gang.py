@@ -13,7 +13,7 @@ import yaml
 from kubernetes import client
 
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.jobs.check_job import GANGS
+from kfp_ddp.jobs.gangs import GANGS
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import launch

@@ -15,7 +15,7 @@ from kubernetes import client
 from benchmarks.launch_parts import kubelets, load
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.check_job import check
-from kfp_ddp.jobs.follow.logs import STREAMS, sample_note
+from kfp_ddp.jobs.follow.sample import STREAMS, sample_note
 from kfp_ddp.jobs.identity import identify, metadata
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec

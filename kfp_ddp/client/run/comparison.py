@@ -107,7 +107,7 @@ class Comparison:
 
 def compare(runs: Sequence[tuple[RunInfo, Sequence[TaskRecord]]]) -> Comparison:
     """Compare the trainings of runs, in the given order."""
-    sides = []
+    sides: list[ComparedTraining] = []
     for run, trainings in runs:
         for training in trainings:
             name = f"{run.name}/{training.task}" if len(trainings) > 1 else run.name

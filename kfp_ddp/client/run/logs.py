@@ -13,7 +13,8 @@ from kfp_ddp.client.kfp.pods import LAUNCHER, KfpLogs
 from kfp_ddp.client.kfp.steps import OVER, Leaf, leaves
 from kfp_ddp.client.run.run_info import RunInfo
 from kfp_ddp.core.errors import KfpDdpError, ServerError, StorageError
-from kfp_ddp.jobs.follow.logs import LogCursor, PodLogs, Printer, Stamp
+from kfp_ddp.jobs.follow.logs import PodLogs
+from kfp_ddp.jobs.follow.printer import LogCursor, Printer, Stamp
 from kfp_ddp.k8s.api import Api, review
 
 POLL_SECONDS = 2.0

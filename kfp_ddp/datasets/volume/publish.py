@@ -16,7 +16,7 @@ from kfp_ddp.datasets.volume.cluster import (
     pods_mounting,
 )
 from kfp_ddp.datasets.volume.request import DOMAIN, LEASE, MANAGED, Published, VolumeRequest
-from kfp_ddp.jobs.identity import live_runs
+from kfp_ddp.jobs.live_runs import live_runs
 from kfp_ddp.k8s.api import Api, Object, Refused
 from kfp_ddp.k8s.objects import annotation
 from kfp_ddp.k8s.resource import STORAGE_CLASSES, Resource

@@ -166,8 +166,9 @@ class Verdict:
 def verdict(snapshot: Snapshot, limits: Limits) -> Verdict | None:
     """Return how the job ended; None while it runs."""
     if snapshot.state.past_deadline:  # its pods show only a signal
-        own = "the deadline of its runtime"
-        limit = f"deadline_minutes={limits.deadline / 60:g}" if limits.deadline else own
+        limit = "the deadline of its runtime"
+        if limits.deadline:
+            limit = f"deadline_minutes={limits.deadline / 60:g}"
         line = f"it took longer than {limit} and was ended; its checkpoints are kept"
         return Verdict(snapshot.state, failure=Failure(1, -1, line, retryable=False))
     if snapshot.state.over:
@@ -211,7 +212,8 @@ def out_of_time(snapshot: Snapshot, limits: Limits, wait: str) -> str:
             "and was deleted; its checkpoints are kept"
         )
     since, pod = waiting(snapshot)
-    if limits.pending and since and snapshot.now - since > limits.pending:
+    is_late = snapshot.now - since > limits.pending
+    if limits.pending and since and is_late:
         return (
             f"{pod}{snapshot.title} did not start within pending_minutes={limits.pending / 60:g}, "
             f"and the job was deleted: {wait}"
@@ -221,7 +223,8 @@ def out_of_time(snapshot: Snapshot, limits: Limits, wait: str) -> str:
 
 def cannot_start(snapshot: Snapshot, limits: Limits, pod_waits: Iterable[Wait]) -> str:
     """Return the error of a job with a pod that can never start, or not in time; '' for none."""
-    if snapshot.state.over or not (wait := expired(pod_waits, snapshot.clock, limits.pending)):
+    wait = expired(pod_waits, snapshot.clock, limits.pending)
+    if snapshot.state.over or not wait:
         return ""
     return f"{snapshot.title} cannot start and was deleted: {wait}"
 
@@ -234,8 +237,10 @@ def waiting(snapshot: Snapshot) -> tuple[float, str]:
     begun = snapshot.kind.started(snapshot.job)
     own = [pod for pod in pods.own if "deletionTimestamp" not in pod["metadata"]]
     if not own:
-        had_some = pods.present or pods.lost or pods.ended or snapshot.state.phase != "created"
-        return (0, "") if had_some else (begun, "")
+        had_some = any((pods.present, pods.lost, pods.ended))
+        if had_some or snapshot.state.phase != "created":
+            return 0, ""
+        return begun, ""
     late = [pod for pod in own if is_pending(pod)]
     if not late:
         return 0, ""

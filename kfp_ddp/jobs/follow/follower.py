@@ -19,14 +19,16 @@ from kfp_ddp.jobs.follow.decisions import (
     out_of_time,
     verdict,
 )
-from kfp_ddp.jobs.follow.logs import ALL, FAILED, PodLogs, Printer
+from kfp_ddp.jobs.follow.logs import PodLogs
 from kfp_ddp.jobs.follow.narrator import StatusPrinter
+from kfp_ddp.jobs.follow.printer import Printer
 from kfp_ddp.jobs.follow.ranks import StallWatch
+from kfp_ddp.jobs.follow.sample import ALL, FAILED
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.base import started
 from kfp_ddp.jobs.progress import ProgressPrinter
 from kfp_ddp.k8s.api import Api, Object
-from kfp_ddp.k8s.objects import select
+from kfp_ddp.k8s.objects import part, select
 from kfp_ddp.k8s.pods import has_failed, is_rejected, oldest, seconds_to_stop, writes_no_more
 from kfp_ddp.k8s.resource import EVENTS, PODS
 from kfp_ddp.k8s.watch_cache import WatchCache
@@ -57,7 +59,8 @@ class Watches:
 
     def __init__(self, api: Api, kind: Kind, job: str, changed: threading.Event) -> None:
         by_name = {"fieldSelector": f"metadata.name={job}"}
-        self.kind, self.jobs = kind, WatchCache(api, kind.resource, by_name, changed)
+        self.kind = kind
+        self.jobs = WatchCache(api, kind.resource, by_name, changed)
         of_job = {"labelSelector": kind.pod_selector(job)}
         self.pods = WatchCache(api, PODS, of_job, changed, reduced_pod)
         # The conditions of a pod contain what its events say.
@@ -89,7 +92,10 @@ class Follower:
     ) -> None:
         """Follow `job`; of what was `sent`, an adopted one may have lost a part before."""
         name = job["metadata"]["name"]
-        self.api, self.kind, self.job, self.ending = api, kind, job, ending
+        self.api = api
+        self.kind = kind
+        self.job = job
+        self.ending = ending
         self.sent = sent or job
         self.title = f"{kind.title} {name}"
         self.watches = Watches(api, kind, name, ending.changed)
@@ -149,23 +155,30 @@ class Follower:
             return None
         if self.watches.jobs.forbidden:
             raise InputError(f"cannot watch {self.title}: {self.watches.jobs.forbidden}")
-        uid, jobs = self.job["metadata"]["uid"], self.watches.jobs
-        present = jobs.objects.get(uid)
-        job = present or jobs.removed.get(uid)
-        remains = present is not None and "deletionTimestamp" not in present["metadata"]
-        # A job that has ended may be removed at once, by its time to live.
-        if job is None or not (remains or self.kind.state(job).over):
-            raise JobError(f"{self.title} was deleted by another user; run the step again")
-        self.job, clock = job, time.monotonic()
+        self.job = self._newest_job()
+        over = self.kind.state(self.job).over
+        clock = time.monotonic()
         listed = self.watches.pods.synced.is_set()
-        if self.kind.state(job).over and not listed:
+        if over and not listed:
             return None  # of an adopted job; only its pods show the cause
         self._look_at_pods(clock)
         heard_at = self.printer.printed_at
         if self.progress is not None:
-            self.progress.update(clock, at_once=self.kind.state(job).over)
+            self.progress.update(clock, at_once=over)
             heard_at = max(heard_at, self.progress.updated_at)
-        return Snapshot(self.kind, job, self.pods, listed, self.api.now(), clock, heard_at)
+        return Snapshot(self.kind, self.job, self.pods, listed, self.api.now(), clock, heard_at)
+
+    def _newest_job(self) -> Object:
+        """Return the job as it is now, or was when it ended; JobError if it was deleted."""
+        uid = self.job["metadata"]["uid"]
+        present = self.watches.jobs.objects.get(uid)
+        if present is not None and "deletionTimestamp" not in present["metadata"]:
+            return present
+        # A job that has ended may be removed at once, by its time to live.
+        removed = present or self.watches.jobs.removed.get(uid)
+        if removed is None or not self.kind.state(removed).over:
+            raise JobError(f"{self.title} was deleted by another user; run the step again")
+        return removed
 
     def _present(self) -> dict[str, Object]:
         """Return the pods of the job, without those of a deleted job of the same name."""
@@ -189,43 +202,60 @@ class Follower:
 
     def _decide(self, snapshot: Snapshot) -> Verdict | None:
         """Return how the job ended; None while it runs. Delete a job that cannot continue."""
-        limits, narrator = self.limits, self.narrator
-        lost = "" if snapshot.state.over else self.kind.lost(snapshot.job, self.sent)
-        problem = (
-            f"{snapshot.title} {lost}" if lost else out_of_time(snapshot, limits, narrator.line)
-        )
-        if problem := problem or cannot_start(snapshot, limits, narrator.waits.values()):
+        problem = self._problem(snapshot)
+        if problem:
             self.ending.delete_job()
             raise JobError(problem)
-        if end := verdict(snapshot, limits):
+        end = verdict(snapshot, self.limits)
+        if end or self.stalls is None:
             return end
-        stall = self.stalls.look(snapshot, limits.stall) if self.stalls else None
+        stall = self.stalls.look(snapshot, self.limits.stall)
         if stall:
             self.printer.say(f"{snapshot.name}: {stall.state.message}; it is ended")
         return stall
 
+    def _problem(self, snapshot: Snapshot) -> str:
+        """Return why the job cannot go on; '' for nothing."""
+        if not snapshot.state.over:
+            lost = self.kind.lost(snapshot.job, self.sent)
+            if lost:
+                return f"{snapshot.title} {lost}"
+        late = out_of_time(snapshot, self.limits, self.narrator.line)
+        return late or cannot_start(snapshot, self.limits, self.narrator.waits.values())
+
     def _end(self, end: Verdict, snapshot: Snapshot) -> Outcome:
         failed = end.state.phase == "failed"
-        name, number = self.job["metadata"]["name"], sum(map(has_failed, self.pods.own))
-        if failed and self.many and number > FAILED:
-            shown = f"the logs of the first {FAILED} are shown"
-            self.printer.say(f"{number:,} pods of {name} failed; {shown}")
+        if failed and self.many:
+            self._say_which_logs()
+        # A restarted container writes on, so its log would not end.
         if not (self.kind.restarts_in_place and snapshot.pods.restarted_at):
             self._drain()
         self._look_at_pods(snapshot.clock)
         if failed and not end.reasons:
             self._await_failure()
         pods = [*self.pods.own, *(end.reasons or self.pods.ended_for_good)]
-        lines, failure = self.printer.last_lines(), end.failure
+        lines = self.printer.last_lines()
+        failure = end.failure
         if failed and failure is None:
             waited = str(oldest(self.narrator.waits.values()) or "")
             failure = cause_in_pods(pods, end.state.message, lines, self.pods.lost, waited)
-        preempted = failed and snapshot.pods.only_preempted
-        rejected = {pod["metadata"]["name"]: pod["spec"] for pod in pods if is_rejected(pod)}
-        spec = rejected.get(failure.pod, {}) if failure else {}
-        node = end.node or str(spec.get("nodeName") or "")
-        known = vars(end) | {"failure": failure, "node": node}
-        return Outcome(**known, job=self.job, pods=pods, last_lines=lines, preempted=preempted)
+        node = end.node
+        if failure and not node:
+            node = _rejecting_node(pods, failure.pod)
+        return Outcome(
+            **(vars(end) | {"failure": failure, "node": node}),
+            job=self.job,
+            pods=pods,
+            last_lines=lines,
+            preempted=failed and snapshot.pods.only_preempted,
+        )
+
+    def _say_which_logs(self) -> None:
+        """Say that only some of the failed pods have their logs shown, where there are more."""
+        number = sum(map(has_failed, self.pods.own))
+        if number > FAILED:
+            shown = f"the logs of the first {FAILED} are shown"
+            self.printer.say(f"{number:,} pods of {self.job['metadata']['name']} failed; {shown}")
 
     def _await_failure(self) -> None:
         """Wait for a pod to fail: the Training Operator counts one that still saves as failed."""
@@ -244,12 +274,16 @@ class Follower:
         while (waited := time.monotonic() - began) < DRAIN_SECONDS:
             pods = self._present()
             self.logs.follow(pods, self.many)
-            if self.many and not self.logs.reads_failed_pod and self._read_cause(pods):
+            is_idle = self.many and not self.logs.reads_failed_pod
+            if is_idle and self._read_cause(pods):
                 continue
             followed = self.logs.uids & pods.keys() if self.many else pods.keys()
-            if self.logs.printed and all(writes_no_more(pods[uid]) for uid in followed):
+            silent = all(writes_no_more(pods[uid]) for uid in followed)
+            if silent and self.logs.printed:
                 break
-            if self.many and waited > DRAIN_MANY_SECONDS and not self.logs.reads_failed_pod:
+            # Again, since the log of a failed pod may have ended meanwhile.
+            is_idle = self.many and not self.logs.reads_failed_pod
+            if is_idle and waited > DRAIN_MANY_SECONDS:
                 break
             self.ending.changed.wait(timeout=0.1)
             self.ending.changed.clear()
@@ -260,12 +294,22 @@ class Follower:
         """Open the log that would be the cause, as many fail at once; false if it was read."""
         own = [pod for uid, pod in pods.items() if uid not in self.pods.preempted]
         cause = cause_in_pods(own, "", self.printer.last_lines()).pod
-        unread = (pod for pod in own if pod["metadata"]["uid"] not in self.logs.uids)
-        pod = next((pod for pod in unread if pod["metadata"]["name"] == cause), None)
-        if pod is not None:
+        for pod in own:
+            meta = pod["metadata"]
+            if meta["name"] != cause or meta["uid"] in self.logs.uids:
+                continue
             for container in self.kind.containers:
                 self.logs.begin(pod, container, end_only=True)
-        return pod is not None
+            return True
+        return False
+
+
+def _rejecting_node(pods: list[Object], name: str) -> str:
+    """Return the node that rejected the last pod of this name; '' if none did."""
+    for pod in reversed(pods):
+        if pod["metadata"]["name"] == name and is_rejected(pod):
+            return str(pod["spec"].get("nodeName") or "")
+    return ""
 
 
 METADATA = ("name", "uid", "labels", "creationTimestamp", "deletionTimestamp")
@@ -278,13 +322,13 @@ EVENT = ("involvedObject", "reason", "message", "lastTimestamp", "eventTime")
 
 def reduced_pod(pod: Object) -> Object:
     """Return the fields of a pod that the launcher uses, a hundredth of its memory."""
-    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    spec = part(pod, "spec")
+    status = part(pod, "status")
     claims = [item for item in spec.get("volumes") or () if "persistentVolumeClaim" in item]
-    containers = {
-        name: [select(item, CONTAINER) for item in status[name]]
-        for name in ("containerStatuses", "initContainerStatuses")
-        if status.get(name)
-    }
+    containers: Object = {}
+    for name in ("containerStatuses", "initContainerStatuses"):
+        if status.get(name):
+            containers[name] = [select(item, CONTAINER) for item in status[name]]
     return {
         "metadata": select(pod["metadata"], METADATA),
         "spec": {

@@ -1,173 +1,17 @@
 """Logs of all pods: each line once and in order, over cuts, restarts and adoption."""
 
 import contextlib
-import json
-import re
-import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
 
-from kfp_ddp.core.text import from_json
-from kfp_ddp.jobs.kinds import pod_role, pod_title
+from kfp_ddp.jobs.follow.printer import RECENT_LINES, LogCursor, Printer, Stamp
+from kfp_ddp.jobs.follow.sample import LogRequest, requests_of, sample, sample_note
+from kfp_ddp.jobs.kinds import pod_title
 from kfp_ddp.k8s.api import Api, ApiError, Object
-from kfp_ddp.k8s.objects import container_statuses, has_ended
-from kfp_ddp.k8s.pods import ended_at, has_failed, has_started
+from kfp_ddp.k8s.objects import container_statuses, has_ended, part
+from kfp_ddp.k8s.pods import has_failed
 from kfp_ddp.k8s.resource import PODS
-
-# The last lines of each pod, to find why it ended.
-RECENT_LINES = 400
-# A pod that is replaced again and again counts as a new one each time.
-RECENT_PODS = 256
-STOP_SECONDS = 0.02
-RFC_3339 = re.compile(r"(.{19})(?:\.([0-9]*))?(.*)")
-
-
-class Stamp(NamedTuple):
-    """The time of a line to the nanosecond. The text drops trailing zeros, so it does not sort."""
-
-    seconds: int
-    nanos: int
-
-    @classmethod
-    def parse(cls, text: str) -> "Stamp":
-        """Parse RFC 3339 as the kubelet writes it."""
-        parts = RFC_3339.fullmatch(text)
-        if parts is None:
-            raise ValueError(f"{text!r} is not a time")
-        seconds, fraction, zone = parts.groups("")
-        at = datetime.fromisoformat(seconds + ("+00:00" if zone in ("Z", "") else zone))
-        return cls(int(at.timestamp()), int(fraction.ljust(9, "0")[:9]))
-
-
-class LogCursor(NamedTuple):
-    """How far a container's log was printed: up to `stamp`, with `lines` of that time."""
-
-    restart: int
-    stamp: Stamp
-    lines: int
-
-
-class Printer:
-    """Prints the lines of many pods and records the cursor of each log, under one lock."""
-
-    def __init__(self) -> None:
-        self.cursors: dict[str, LogCursor] = {}
-        self.recent: dict[str, deque[str]] = {}
-        self.printed_at = 0.0
-        """Monotonic clock of a pod's last line."""
-        self.lock = threading.Lock()
-        self.over = False
-
-    def line(self, key: str, cursor: LogCursor, text: str) -> None:
-        """Print a line and record its cursor, unless stopped."""
-        with self.lock:
-            if self.over:
-                return
-            self.write(text)
-            self.cursors[key] = cursor
-            self.printed_at = time.monotonic()
-            recent = self.recent.setdefault(key.partition("/")[0], deque(maxlen=RECENT_LINES))
-            recent.append(text.partition("] ")[2])
-            if len(self.recent) > RECENT_PODS:
-                self.recent.pop(next(iter(self.recent)))
-
-    def stop(self) -> None:
-        """Print no more lines; waits briefly for the lock, which an interrupted thread may own."""
-        self.over = True
-        if self.lock.acquire(timeout=STOP_SECONDS):
-            self.lock.release()
-
-    def say(self, text: str) -> None:
-        """Print a message of the launcher."""
-        with self.lock:
-            self.write(text)
-
-    def write(self, text: str) -> None:
-        """Print a line."""
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-
-    def dump(self) -> str:
-        """Return the cursors as JSON, without the lock, which an interrupted thread may own."""
-        cursors = self.cursors.copy()  # other threads change it
-        return json.dumps({key: [p.restart, *p.stamp, p.lines] for key, p in cursors.items()})
-
-    def last_lines(self) -> dict[str, list[str]]:
-        """Return the last lines of each pod's log, by uid."""
-        recent = self.recent.copy()  # other threads change it
-        return {uid: list(lines) for uid, lines in recent.items()}
-
-    def load(self, text: str) -> None:
-        """Load the cursors of an earlier launcher; ignore an invalid file."""
-        try:
-            for key, (restart, seconds, nanos, lines) in from_json(text).items():
-                self.cursors[key] = LogCursor(restart, Stamp(seconds, nanos), lines)
-        except (ValueError, TypeError, AttributeError):
-            self.cursors = {}
-
-
-ALL = 16
-"""Pods up to which every log is followed: each is a connection to the API server for days."""
-STREAMS, FOR_FAILED = 16, 4
-"""Logs open at once, and how many of them are reserved for pods that fail."""
-FAILED = 16
-"""How many failed pods have their logs read, from the first."""
-
-
-class LogRequest(NamedTuple):
-    """A log to follow; with `end_only` the last lines of the existing one are enough."""
-
-    uid: str
-    container: str
-    end_only: bool
-
-
-def sample(
-    pods: Mapping[str, Object], containers: Sequence[str], begun: Mapping[str, bool]
-) -> list[LogRequest]:
-    """Return a large job's logs to open now; `begun`: whether opened ones, by uid, are open."""
-    logs: list[LogRequest] = []
-    room = STREAMS - sum(begun.values())
-    failed = sorted((uid for uid in pods if has_failed(pods[uid])), key=lambda u: ended_at(pods[u]))
-    for uid in failed[:FAILED]:
-        if uid not in begun and len(logs) < room:
-            logs += [LogRequest(uid, name, True) for name in _started(pods[uid], containers)]
-    if room - len(logs) <= 0:
-        return logs
-    nodes = {_node(pods[uid]) for uid in begun if uid in pods}
-    for uid in sorted(set(pods) - set(begun), key=lambda uid: pod_role(pods[uid]).order):
-        pod = pods[uid]
-        leads = pod_role(pod).number == 0
-        if room - len(logs) <= (0 if leads else FOR_FAILED):
-            break
-        if has_failed(pod) or (_node(pod) in nodes and not leads):
-            continue
-        if started := _started(pod, containers):
-            nodes.add(_node(pod))
-            logs += [LogRequest(uid, name, not leads) for name in started]
-    return logs
-
-
-def sample_note(pods: int, namespace: str) -> str:
-    """Return a note on which logs of a large job are followed."""
-    return (
-        f"following at most {STREAMS - FOR_FAILED} of {pods:,} logs: of rank 0's pod and of one on "
-        f"each node; of the first {FAILED} pods that fail the end is shown; "
-        f"`kubectl logs -n {namespace} POD` shows any other"
-    )
-
-
-def _started(pod: Object, containers: Sequence[str]) -> list[str]:
-    return [name for name in containers if has_started(pod, name)]
-
-
-def _node(pod: Object) -> str:
-    return str((pod.get("spec") or {}).get("nodeName") or "")
-
 
 # A silent log is requested again after this time: its connection may have been cut silently.
 QUIET_SECONDS = 60.0
@@ -187,7 +31,10 @@ class PodLogs:
         printer: Printer,
         title: Callable[[Object], str] = pod_title,
     ) -> None:
-        self.api, self.containers, self.printer, self.title = api, containers, printer, title
+        self.api = api
+        self.containers = containers
+        self.printer = printer
+        self.title = title
         self.threads: dict[tuple[str, str], PodLog] = {}
         self.sampled = False
 
@@ -199,23 +46,25 @@ class PodLogs:
                 log.abandoned.set()  # its replacement has the same name, hence the same log
             if uid in pods:
                 log.latest = pods[uid]
+        requests: list[LogRequest] = []
         if many:
-            if not self.sampled:
-                self.printer.say(sample_note(many, self.api.namespace))
-            self.sampled = True
-            for key, log in list(self.threads.items()):
-                if log.uid not in pods and not log.is_alive():
-                    del self.threads[key]
-            begun = {log.uid: log.is_alive() for log in self.threads.values()}
-            requests = sample(pods, self.containers, begun)
+            requests = self._sample(pods, many)
         else:
-            requests = [
-                LogRequest(uid, name, end_only=False)
-                for uid, pod in pods.items()
-                for name in _started(pod, self.containers)
-            ]
+            for uid, pod in pods.items():
+                requests += requests_of(uid, pod, self.containers, end_only=False)
         for uid, container, end_only in requests:
             self.begin(pods[uid], container, end_only)
+
+    def _sample(self, pods: Mapping[str, Object], many: int) -> list[LogRequest]:
+        """Return the logs of a large job to open now, and forget those of removed pods."""
+        if not self.sampled:
+            self.printer.say(sample_note(many, self.api.namespace))
+        self.sampled = True
+        for key, log in list(self.threads.items()):
+            if log.uid not in pods and not log.is_alive():
+                del self.threads[key]
+        begun = {log.uid: log.is_alive() for log in self.threads.values()}
+        return sample(pods, self.containers, begun)
 
     def begin(self, pod: Object, container: str, end_only: bool) -> None:
         """Open one more log."""
@@ -253,7 +102,9 @@ class PodLog(threading.Thread):
         self, api: Api, pod: Object, container: str, printer: Printer, title: str, end_only: bool
     ) -> None:
         super().__init__(daemon=True, name=f"log {pod['metadata']['name']}")
-        self.api, self.container, self.printer = api.another(), container, printer
+        self.api = api.another()
+        self.container = container
+        self.printer = printer
         self.path = PODS.path(api.namespace, pod["metadata"]["name"])
         self.pod_name = pod["metadata"]["name"]
         self.uid = str(pod["metadata"]["uid"])
@@ -276,18 +127,21 @@ class PodLog(threading.Thread):
                     self._read(cursor.restart, previous=True, follow=False)
                 complete = self._read(restart, previous=False, follow=not over)
                 now, over_now = self._status()
-                if complete and over and over_now and now == restart:
+                # It may have been restarted while its log was read.
+                was_last = over and over_now and now == restart
+                if complete and was_last:
                     return
                 self.abandoned.wait(0.05 if over_now else 0.5)
 
     def _status(self) -> tuple[int, bool]:
         """Return the number of restarts, and whether the container has ended for good."""
         over = has_ended(self.latest)
+        never_restarts = part(self.latest, "spec").get("restartPolicy") == "Never"
         for container in container_statuses(self.latest):
             if container["name"] == self.container:
-                ended = "terminated" in (container.get("state") or {})
-                never = self.latest["spec"].get("restartPolicy") == "Never"
-                return int(container.get("restartCount") or 0), over or (ended and never)
+                restarts = int(container.get("restartCount") or 0)
+                ended = "terminated" in part(container, "state")
+                return restarts, over or (ended and never_restarts)
         return 0, over
 
     def _read(self, restart: int, previous: bool, follow: bool) -> bool:
@@ -330,14 +184,16 @@ class PodLog(threading.Thread):
 
 def drawn(text: str) -> str:
     """Return what a terminal shows of a line with carriage returns."""
-    return next((part for part in reversed(text.split("\r")) if part), "")
+    return text.rstrip("\r").rpartition("\r")[2]
 
 
 def unprinted(
     lines: Iterable[str], restart: int, cursor: LogCursor | None
 ) -> Iterator[tuple[LogCursor, str]]:
     """Yield each line after a cursor, with the next cursor; a line without a time continues one."""
-    last, passed, stamp = cursor, 0, None
+    last = cursor
+    passed = 0
+    stamp: Stamp | None = None
     for line in lines:
         head, _, text = line.partition(" ")
         try:
@@ -353,6 +209,9 @@ def unprinted(
                 passed += 1
                 continue
             cursor = None
-        same = last is not None and last.stamp == stamp
-        last = LogCursor(restart, stamp, last.lines + 1 if same and last else 1)
+        # Several lines may have the same time: the cursor counts them.
+        number = 1
+        if last is not None and last.stamp == stamp:
+            number = last.lines + 1
+        last = LogCursor(restart, stamp, number)
         yield last, text

@@ -7,13 +7,13 @@ from functools import cache
 
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs import kueue
-from kfp_ddp.jobs.check_job import gang_waiting
 from kfp_ddp.jobs.follow.decisions import Snapshot
-from kfp_ddp.jobs.follow.logs import Printer
+from kfp_ddp.jobs.follow.printer import Printer
+from kfp_ddp.jobs.gangs import gang_waiting
 from kfp_ddp.jobs.kinds import pod_title
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.k8s.api import Api, ApiError, Object
-from kfp_ddp.k8s.objects import condition, phase
+from kfp_ddp.k8s.objects import condition, part, phase
 from kfp_ddp.k8s.pods import STARTING, Reason, Wait, creation_reason, refusal, track, waiting_reason
 from kfp_ddp.k8s.resource import CLAIMS, EVENTS, PODS, STORAGE_CLASSES
 
@@ -21,7 +21,9 @@ EXPLAIN_SECONDS = 2.0
 # A queue may suspend a job for days, so it is asked less and less often.
 QUEUE_SECONDS = 30.0
 # The pods of a large job start one by one: it is reported less often, with some of their names.
-MANY_PODS, MANY_SECONDS, NAMED = 16, 10.0, 3
+MANY_PODS = 16
+MANY_SECONDS = 10.0
+NAMED = 3
 # The status of a pod contains the excluded reasons, which come once for each pod.
 OF_PODS = "involvedObject.kind=Pod,type=Warning,reason!=FailedScheduling,reason!=BackOff"
 UNMOUNTED = {"fieldSelector": OF_PODS, "limit": "500"}
@@ -39,7 +41,8 @@ class StatusPrinter:
     """Prints the phase of a job and what it waits for, when it changes."""
 
     def __init__(self, printer: Printer, api: Api) -> None:
-        self.printer, self.api = printer, api
+        self.printer = printer
+        self.api = api
         self.line = ""
         """The last message."""
         self.phase = ""
@@ -52,23 +55,29 @@ class StatusPrinter:
     def report(self, snapshot: Snapshot, events: Sequence[Object] | None, pods: int = 0) -> None:
         """Print the present state if it is due; `pods` is the expected number of pods."""
         now = snapshot.state.phase
-        pause = self.pause if now == self.phase == "queued" else EXPLAIN_SECONDS
+        still_queued = now == self.phase == "queued"
+        pause = self.pause if still_queued else EXPLAIN_SECONDS
         if snapshot.state.over or snapshot.clock - self.asked_at < pause:
             return
         self.asked_at = snapshot.clock
         reasons = explain(snapshot.job, snapshot.state, snapshot.pods.own, events, self.api, pods)
         problems = {who: reason for who, reason in reasons.items() if reason.kind}
         self.waits = track(self.waits, problems, snapshot.clock)
-        line = f"{snapshot.name} is {now}" + (f": {summary(reasons)}" if reasons else "")
+        line = f"{snapshot.name} is {now}"
+        if reasons:
+            line += f": {summary(reasons)}"
         if line == self.line:
             self.pause = min(self.pause * 2, QUEUE_SECONDS)
             return
         soon = snapshot.clock - self.printed_at < MANY_SECONDS
-        if len(reasons) > MANY_PODS and now == self.phase and soon:
+        only_pods_changed = len(reasons) > MANY_PODS and now == self.phase
+        if only_pods_changed and soon:
             return
         self.printed_at = snapshot.clock
         self.printer.say(line)
-        self.line, self.phase, self.pause = line, now, EXPLAIN_SECONDS
+        self.line = line
+        self.phase = now
+        self.pause = EXPLAIN_SECONDS
 
 
 def explain(
@@ -82,22 +91,33 @@ def explain(
     """Return what each pod, or the job as '', waits for; `events` is None without the right."""
     if state.phase == "queued":
         return {"": Reason("", kueue.waiting(job, api))}
-    problem = cache(lambda claim: claim_problem(api, claim))
+    reasons = _explain_pods(pods, api)
+    if len(pods) >= max(1, expected):
+        return reasons
+    refused = _refused(job, api) if events is None else creation_reason(events)
+    present = f"{len(pods)} of {expected} pods" if pods else NO_PODS
+    if refused:
+        reasons[present] = refused
+    elif not pods:
+        gang = gang_waiting(api, job)
+        reasons[present] = Reason("", gang or "the operator has not created them")
+    return reasons
+
+
+def _explain_pods(pods: Sequence[Object], api: Api) -> dict[str, Reason]:
+    """Return what the pods wait for, by their titles."""
+    problem = cache(lambda claim: claim_problem(api, claim))  # pods have their claims in common
     waiting = {pod["metadata"]["name"]: _explain_pod(pod, problem) for pod in pods}
+    # Events are asked for only where the status of a pod does not say more.
     unmounted = _unmounted(api) if STARTING in waiting.values() else {}
     reasons: dict[str, Reason] = {}
     for pod in pods:
         name = pod["metadata"]["name"]
-        reason = unmounted.get(name, STARTING) if waiting[name] == STARTING else waiting[name]
+        reason = waiting[name]
+        if reason == STARTING:
+            reason = unmounted.get(name, STARTING)
         if reason:
             reasons[pod_title(pod)] = reason
-    if len(pods) >= max(1, expected):
-        return reasons
-    if refused := creation_reason(events) if events is not None else _refused(job, api):
-        reasons[NO_PODS if not pods else f"{len(pods)} of {expected} pods"] = refused
-    elif not pods:
-        gang = gang_waiting(api, job)
-        reasons[NO_PODS] = Reason("", gang or "the operator has not created them")
     return reasons
 
 
@@ -117,13 +137,17 @@ def summary(reasons: Mapping[str, Reason]) -> str:
 
 def _refused(job: Object, api: Api) -> Reason | None:
     """Return why the API server refuses a pod of a Training Operator job, by a dry run."""
-    parts = (part for name, part in job["spec"].items() if name.endswith("ReplicaSpecs"))
-    for replica in (replica for part in parts for replica in part.values()):
-        name = {"generateName": f"{job['metadata']['name']}-"}
-        body = {**replica["template"], "metadata": {**replica["template"]["metadata"], **name}}
+    replicas: list[Object] = []
+    for field, value in job["spec"].items():
+        if field.endswith("ReplicaSpecs"):
+            replicas += value.values()
+    for replica in replicas:
+        template = replica["template"]
+        meta = {**template["metadata"], "generateName": f"{job['metadata']['name']}-"}
         try:
-            api.create(PODS, body, query={"dryRun": "All"})
+            api.create(PODS, {**template, "metadata": meta}, query={"dryRun": "All"})
         except ApiError as error:
+            # "cannot create" is the step's own lack of a right, and says nothing of the operator's.
             if error.status == 403 and "cannot create" not in error.message:
                 return refusal(error.message)
     return None
@@ -132,13 +156,18 @@ def _refused(job: Object, api: Api) -> Reason | None:
 def _explain_pod(pod: Object, claim_problem: Callable[[str], Reason | None]) -> Reason | None:
     """Return why a pod waits, with what is wrong with its PVCs if it cannot be scheduled."""
     reason = waiting_reason(pod)
-    if reason and reason.kind == "unschedulable":
-        message = str((condition(pod, "PodScheduled", "False") or {}).get("message"))
-        for volume in pod["spec"].get("volumes") or []:
-            claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
-            problem = claim_problem(claim) if claim else None
-            if problem and (problem.kind or OF_CLAIMS.search(message)):
-                return Reason(reason.kind, f"{problem.text}; {reason.text}")
+    if reason is None or reason.kind != "unschedulable":
+        return reason
+    scheduled = condition(pod, "PodScheduled", "False") or {}
+    is_about_claims = OF_CLAIMS.search(str(scheduled.get("message")))
+    for volume in pod["spec"].get("volumes") or ():
+        claim = part(volume, "persistentVolumeClaim").get("claimName")
+        problem = claim_problem(claim) if claim else None
+        if problem is None:
+            continue
+        # A claim of kind '' is only not bound yet, which matters if the scheduler says so.
+        if problem.kind or is_about_claims:
+            return Reason(reason.kind, f"{problem.text}; {reason.text}")
     return reason
 
 
@@ -148,13 +177,13 @@ def _unmounted(api: Api) -> dict[str, Reason]:
         events = api.list_objects(EVENTS, UNMOUNTED)
     except ApiError:
         return {}
-    return {
-        event["involvedObject"]["name"]: Reason(
-            "mount", f"{one_line(str(event.get('message', '')))}; {MOUNT[event['reason']]}"
-        )
-        for event in events
-        if event.get("reason") in MOUNT
-    }
+    reasons: dict[str, Reason] = {}
+    for event in events:
+        remedy = MOUNT.get(event.get("reason", ""))
+        if remedy:
+            message = one_line(str(event.get("message", "")))
+            reasons[event["involvedObject"]["name"]] = Reason("mount", f"{message}; {remedy}")
+    return reasons
 
 
 def claim_problem(api: Api, claim: str) -> Reason | None:
@@ -169,9 +198,10 @@ def claim_problem(api: Api, claim: str) -> Reason | None:
         return Reason("claim", f"claim {claim} has lost its volume")
     if phase(pvc) != "Pending":
         return None
-    name, kind = pvc["spec"].get("storageClassName"), ""
+    name = pvc["spec"].get("storageClassName")
+    kind = ""
     with suppress(ApiError):
         storage = api.get(STORAGE_CLASSES, name) if name else None
-        at_once = not storage or storage.get("volumeBindingMode") == "Immediate"
-        kind = "claim" if at_once else ""
+        if storage is None or storage.get("volumeBindingMode") == "Immediate":
+            kind = "claim"  # it should be bound by now
     return Reason(kind, f"claim {claim} is not bound (StorageClass {name or 'no class'})")

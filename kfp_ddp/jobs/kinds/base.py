@@ -107,7 +107,8 @@ class Kind(ABC):
     """TCP port at which the ranks meet, which the operator sets; 0 for an ephemeral one."""
 
     def __init_subclass__(cls) -> None:
-        cls.title, cls.name = cls.__name__, cls.__name__.lower()
+        cls.title = cls.__name__
+        cls.name = cls.__name__.lower()
         cls.resource = Resource(cls.group_version, f"{cls.name}s")
 
     def pod_selector(self, name: str) -> str:

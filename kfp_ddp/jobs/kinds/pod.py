@@ -29,18 +29,10 @@ def template(
     spec: JobFields, labels: dict[str, str], container: str, script_map: str = ""
 ) -> Object:
     """Return a pod template with one container; `script_map` is '' for a script in a variable."""
-    annotations = dict(spec.annotations)
     # A queue's label is only for the job; with it, each pod would be queued again.
     ours = {key: value for key, value in labels.items() if key.startswith("kfp-ddp/")}
-    pod_labels = {**spec.labels, **ours}
-    if not spec.istio:
-        pod_labels["sidecar.istio.io/inject"] = "false"
-        annotations["sidecar.istio.io/inject"] = "false"
-    if spec.metrics_port:
-        annotations["prometheus.io/scrape"] = "true"
-        annotations["prometheus.io/port"] = str(spec.metrics_port)
-        pod_labels[METRICS] = "true"
-    mounted, security = mounts(spec, script_map), container_security(spec)
+    mounted = mounts(spec, script_map)
+    security = container_security(spec)
     init: Object = {
         "image": spec.image,
         "resources": INIT_CONTAINER,
@@ -85,8 +77,21 @@ def template(
         "initContainers": [{**init, **item} for item in spec.init_containers],
         "containers": [_without_empty(worker)],
     }
-    meta = {"labels": pod_labels, "annotations": annotations}
-    return {"metadata": meta, "spec": _without_empty(fields)}
+    return {"metadata": _metadata(spec, ours), "spec": _without_empty(fields)}
+
+
+def _metadata(spec: JobFields, ours: dict[str, str]) -> Object:
+    """Return the labels and annotations of a pod, with our own labels."""
+    labels = {**spec.labels, **ours}
+    annotations = dict(spec.annotations)
+    if not spec.istio:
+        labels["sidecar.istio.io/inject"] = "false"
+        annotations["sidecar.istio.io/inject"] = "false"
+    if spec.metrics_port:
+        annotations["prometheus.io/scrape"] = "true"
+        annotations["prometheus.io/port"] = str(spec.metrics_port)
+        labels[METRICS] = "true"
+    return {"labels": labels, "annotations": annotations}
 
 
 def command(spec: JobFields, script_map: str) -> list[str]:
@@ -152,7 +157,8 @@ def environment(spec: JobFields, script_map: str) -> list[Object]:
 
 def resources(spec: JobFields, defaults: bool = True) -> Object:
     """Return requests and limits of the container, with `defaults` for unset ones."""
-    own, default = spec.requested(), default_resources(spec) if defaults else {}
+    own = spec.requested()
+    default = default_resources(spec) if defaults else {}
     limits = {**own["limits"], **default.get("limits", {})}
     requests = {**own["requests"], **default.get("requests", {})}
     if spec.gpus_per_node:
@@ -203,7 +209,8 @@ def _volume(claim: str) -> str:
 
 def scheduling(spec: JobFields) -> Object:
     """Return selector, tolerations and affinity, with those of spot nodes."""
-    selector, tolerations = dict(spec.node_selector), [dict(item) for item in spec.tolerations]
+    selector = dict(spec.node_selector)
+    tolerations = [dict(item) for item in spec.tolerations]
     if spec.spot:
         key, value = SPOT_NODES[spec.spot]
         selector[key] = value
@@ -232,7 +239,8 @@ def container_security(spec: JobFields) -> Object:
 
 def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that are not empty, so that a manifest shows only what is set."""
-    return {k: v for k, v in fields.items() if v is not None and v != "" and v != [] and v != {}}
+    empty: tuple[object, ...] = (None, "", [], {})  # 0 and False are settings
+    return {name: value for name, value in fields.items() if value not in empty}
 
 
 # The smallest cloud machines with a GPU have 4 CPUs and 15 GiB, some of it reserved.
@@ -260,7 +268,8 @@ def default_resources(spec: JobFields) -> dict[str, dict[str, str]]:
     gpus = spec.gpus()
     shares, count = (PER_GPU, gpus) if gpus else (PER_RANK_ON_CPUS, spec.processes())
     own = spec.requested()
-    missing = [name for name in ("cpu", "memory") if not any(name in part for part in own.values())]
+    is_set = {name for part in own.values() for name in part}
+    missing = [name for name in ("cpu", "memory") if name not in is_set]
     return {
         part: {name: f"{share[name][0] * count}{share[name][1]}" for name in missing}
         for part, share in shares.items()

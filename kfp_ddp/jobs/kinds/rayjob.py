@@ -11,6 +11,7 @@ from kfp_ddp.jobs.fields import JobFields
 from kfp_ddp.jobs.kinds import base, pod
 from kfp_ddp.jobs.kinds.base import Kind, PodRole, Runtime, State, Unsupported
 from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.objects import part
 
 JOB = "kfp-ddp/job"
 """The label of each pod with the name of its job; KubeRay names only the cluster."""
@@ -79,7 +80,8 @@ class RayJob(Kind):
         """Return the RayJob."""
         labels = {**metadata["labels"], JOB: metadata["name"]}
         template = pod.template(spec, labels, "ray", script_map)
-        submitter, node = copy.deepcopy(template), template["spec"]["containers"][0]
+        submitter = copy.deepcopy(template)
+        node = template["spec"]["containers"][0]
         prepared = pod.preparation(spec, script_map)
         driver = pod.command(spec, script_map)[len(prepared) :]
         node.pop("args", None)
@@ -90,7 +92,9 @@ class RayJob(Kind):
         container.pop("volumeMounts", None)
         command = ["python3", "-c", SUBMIT, *driver]
         container |= {"name": "submitter", "resources": pod.INIT_CONTAINER, "command": command}
-        params = PORTS | ({"num-gpus": str(spec.gpus())} if spec.gpus() else {})
+        params = dict(PORTS)
+        if spec.gpus():
+            params["num-gpus"] = str(spec.gpus())
         cluster: Object = {"headGroupSpec": {"rayStartParams": params, "template": template}}
         if spec.nodes > 1:
             sizes = dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), spec.nodes - 1)
@@ -121,20 +125,21 @@ class RayJob(Kind):
 
     def state(self, job: Object) -> State:
         """Return the state of a job: KubeRay gives it no conditions."""
-        status = job.get("status") or {}
-        at, message = status.get("jobDeploymentStatus"), one_line(status.get("message") or "")
-        if at in ("Complete", "Failed"):
-            succeeded = at == "Complete" and status.get("jobStatus") == "SUCCEEDED"
+        status = part(job, "status")
+        deployment = status.get("jobDeploymentStatus")
+        if deployment in ("Complete", "Failed"):
+            succeeded = deployment == "Complete" and status.get("jobStatus") == "SUCCEEDED"
+            message = one_line(status.get("message") or "")
             reason = str(status.get("reason") or "")
             return State("succeeded" if succeeded else "failed", message, reason)
-        if self.suspended(job) or at in ("Suspending", "Suspended"):
+        if self.suspended(job) or deployment in ("Suspending", "Suspended"):
             return State("queued")
-        return State("running" if at == "Running" else "created")
+        return State("running" if deployment == "Running" else "created")
 
     def started(self, job: Object) -> float:
         """Return when KubeRay began with the job, or began again after a queue."""
-        status, created = job.get("status") or {}, job["metadata"]["creationTimestamp"]
-        return datetime.fromisoformat(status.get("startTime") or created).timestamp()
+        started = part(job, "status").get("startTime") or job["metadata"]["creationTimestamp"]
+        return datetime.fromisoformat(started).timestamp()
 
     def creators(self, job: Object) -> tuple[str, ...]:
         """Return the names of the objects whose events show why a pod is not created."""
@@ -143,5 +148,5 @@ class RayJob(Kind):
     def check(self, spec: JobFields) -> None:
         """Raise ValueError for the first setting that this kind does not support."""
         super().check(spec)
-        if not (spec.command or spec.script or spec.entry):
+        if not any((spec.command, spec.script, spec.entry)):
             raise ValueError("a rayjob needs a command, a script or an entry: Ray has no default")

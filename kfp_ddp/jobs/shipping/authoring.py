@@ -31,7 +31,8 @@ def as_function(
     numbers, booleans, None, lists and dicts. `later` are names of arguments given when the pipeline
     runs, as name=value in `args`. InputError for what cannot be transferred.
     """
-    function, func_args = _plain(func), func_args or {}
+    function = _plain(func)
+    func_args = func_args or {}
     name = function.__name__
     try:
         source = inspect.getsource(function)
@@ -131,8 +132,9 @@ def _plain(func: object) -> FunctionType:
         DECORATED: hasattr(func, "__wrapped__"),
         f"uses {enclosed} of the enclosing function: make it an argument": bool(enclosed),
     }
-    if problem := next((text for text, true in problems.items() if true), ""):
-        raise InputError(f"{name} {problem}")
+    for problem, applies in problems.items():
+        if applies:
+            raise InputError(f"{name} {problem}")
     return func
 
 

@@ -112,10 +112,12 @@ def _files(package: Path) -> Iterable[tuple[str, Path]]:
     """Yield what pods need by its name, and no backup, cache or library that was left there."""
     for above, folders, files in os.walk(package, followlinks=True):
         folder = Path(above)
-        top = _NOT_IN_PODS if folder == package else ()
-        folders[:] = [name for name in folders if name not in top and name[0] != "."]
-        for path in (folder / name for name in files if name.endswith(_SUFFIXES)):
-            if path.name[0] != ".":
+        left_out = _NOT_IN_PODS if folder == package else ()
+        visible = [name for name in folders if name[0] != "."]
+        folders[:] = [name for name in visible if name not in left_out]
+        for name in files:
+            path = folder / name
+            if name.endswith(_SUFFIXES) and name[0] != ".":
                 yield f"kfp_ddp/{path.relative_to(package).as_posix()}", path
     for image in _LOCKS:
         path = lock_of(image, package)
@@ -166,7 +168,8 @@ def _pip(index: str, proxy: str) -> dict[str, str]:
                 "without one, or build images (images/README.md)"
             )
         parts = urlsplit(address)
-        if address and (parts.scheme not in ("http", "https") or not parts.hostname):
+        is_http = parts.scheme in ("http", "https") and parts.hostname
+        if address and not is_http:
             raise InputError(f"{name} {address!r} is not an http or https address")
         if name == "index-url" and parts.scheme == "http":
             trusted = str(parts.hostname)

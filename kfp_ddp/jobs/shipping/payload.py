@@ -20,7 +20,10 @@ from kfp_ddp.storage.kinds import open_store
 
 Job = TypeVar("Job", bound=JobFields)
 FOLDER = "/etc/kfp-ddp"
-SCRIPT, START, PACKAGES, CODE = "script.py", "start.py", "requirements.txt", "code.tar.gz"
+SCRIPT = "script.py"
+START = "start.py"
+PACKAGES = "requirements.txt"
+CODE = "code.tar.gz"
 UV = "uv.lock"
 PROGRAM = Path(__file__).with_name("worker_start.py")
 VARIABLES = {
@@ -36,7 +39,8 @@ RUN_FROM_ENV = (
     "import os, sys; exec(compile(os.environb[b'{variable}'], '{file}', 'exec', dont_inherit=True))"
 )
 # Limits: 128 KiB for a variable in Linux, 1 MiB for a ConfigMap.
-VARIABLE_BYTES, MAP_BYTES = 130_000, 1_000_000
+VARIABLE_BYTES = 130_000
+MAP_BYTES = 1_000_000
 
 
 def files(spec: JobFields) -> dict[str, bytes]:
@@ -56,7 +60,8 @@ def files(spec: JobFields) -> dict[str, bytes]:
 
 def variables(spec: JobFields, script_map: str) -> dict[str, str]:
     """Return the workers' variables: paths of the files in the ConfigMap, or their contents."""
-    env, content_of = {}, files(spec)
+    env: dict[str, str] = {}
+    content_of = files(spec)
     for name, content in content_of.items():
         if not script_map:
             env[VARIABLES[name]] = unexpanded(_as_variable(name, content))

@@ -172,7 +172,8 @@ class Needs:
 
 def _take(name: str) -> bytes | None:
     """Return the content of a variable, or of the file that it names; None for neither."""
-    text, path = os.environ.pop(OURS + name, None), os.environ.pop(f"{OURS}{name}_FILE", None)
+    text = os.environ.pop(OURS + name, None)
+    path = os.environ.pop(f"{OURS}{name}_FILE", None)
     if text is not None:
         return base64.b64decode(text)
     if path is None:

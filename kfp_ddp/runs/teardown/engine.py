@@ -17,9 +17,10 @@ from kfp_ddp.core.run_folder import LABEL_VALUE, RUN_ID, RunFolder, check_run_id
 from kfp_ddp.core.step import last_error, step
 from kfp_ddp.jobs import local
 from kfp_ddp.jobs.ending import terminated
-from kfp_ddp.jobs.identity import KFP_RUN, RUN, live_runs
+from kfp_ddp.jobs.identity import KFP_RUN, RUN
 from kfp_ddp.jobs.kinds import KINDS, Kind
 from kfp_ddp.jobs.launch_spec import Supervision
+from kfp_ddp.jobs.live_runs import live_runs
 from kfp_ddp.k8s.api import Api, ApiError, Object, Refused
 from kfp_ddp.k8s.objects import annotation, phase
 from kfp_ddp.k8s.pods import failure_reason, terminations
@@ -237,9 +238,11 @@ ADVANCE = ("trained", "failed", "not blessed", "blessed", "exported", "promoted"
 def outcome(run_id: str, work: str, address: str) -> Outcome:
     """Return how a run ended; `address` is its page in the UI, '' if not known."""
     fields: dict[str, Any] = {"run_id": run_id, "address": address}
-    states = map(_state, _records(f"{work.rstrip('/')}/{run_id}"))
-    last: dict[str, Any] = {"state": "unchanged"}
-    fields |= max(filter(None, states), key=_advance, default=last)
+    records = _records(f"{work.rstrip('/')}/{run_id}")
+    states = [state for state in map(_state, records) if state]
+    unchanged: dict[str, Any] = {"state": "unchanged"}
+    last = max(states, key=_advance, default=unchanged)
+    fields |= last
     try:
         api = Api.connect()
     except InputError:

@@ -17,7 +17,7 @@ from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.versions import DatasetVersions, leases_of
-from kfp_ddp.jobs import identity
+from kfp_ddp.jobs import live_runs
 from kfp_ddp.storage.leases import folder_lease
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, fill, run, small_disk, write
@@ -247,7 +247,7 @@ def claim(tmp_path: Path) -> Claim:
 
 
 def cluster(monkeypatch: pytest.MonkeyPatch, alive: Callable[[str], bool]) -> None:
-    monkeypatch.setattr(identity, "live_runs", lambda: alive)  # a cluster cannot be had here
+    monkeypatch.setattr(live_runs, "live_runs", lambda: alive)  # a cluster cannot be had here
 
 
 def test_version_of_a_live_run_stays(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +284,7 @@ def test_nothing_goes_without_a_cluster(claim: Claim, monkeypatch: pytest.Monkey
     def refuse() -> Callable[[str], bool]:
         raise StorageError("which runs live cannot be seen (forbidden); apply deploy/rbac")
 
-    monkeypatch.setattr(identity, "live_runs", refuse)
+    monkeypatch.setattr(live_runs, "live_runs", refuse)
     first = claim.version(1)
     claim.age()
     second = claim.version(2)

@@ -16,7 +16,8 @@ from kubernetes import client
 from kfp_ddp.jobs.ending import Ending
 from kfp_ddp.jobs.follow.decisions import Limits, out_of_time
 from kfp_ddp.jobs.follow.follower import Follower
-from kfp_ddp.jobs.follow.logs import PodLog, Printer
+from kfp_ddp.jobs.follow.logs import PodLog
+from kfp_ddp.jobs.follow.printer import Printer
 from kfp_ddp.jobs.identity import identify
 from kfp_ddp.jobs.jobs import REPORTED, Jobs
 from kfp_ddp.jobs.kinds import KINDS

@@ -16,7 +16,7 @@ from kfp_ddp.checks.claims import DEFAULT, claims
 from kfp_ddp.checks.finding import CheckContext, Finding, Requirements
 from kfp_ddp.checks.nodes import gpus, room
 from kfp_ddp.checks.operators import kserve, operators
-from kfp_ddp.jobs.check_job import GANGS
+from kfp_ddp.jobs.gangs import GANGS
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import LAUNCHER, STEPS, Api, ApiError, Object, explanation
 from kfp_ddp.k8s.resource import PODS, STORAGE_CLASSES, Resource

@@ -16,7 +16,7 @@ import pytest
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs import local
 from kfp_ddp.jobs.ending import Ending, StepFiles, handling_all
-from kfp_ddp.jobs.follow.logs import Printer
+from kfp_ddp.jobs.follow.printer import Printer
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Object

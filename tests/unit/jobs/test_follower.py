@@ -14,11 +14,10 @@ from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.ending import Ending, StepFiles
 from kfp_ddp.jobs.follow import follower as following
-from kfp_ddp.jobs.follow import logs
 from kfp_ddp.jobs.follow.decisions import Limits, Pods, Snapshot, Verdict
 from kfp_ddp.jobs.follow.follower import Follower
-from kfp_ddp.jobs.follow.logs import LogCursor, Printer, Stamp
 from kfp_ddp.jobs.follow.narrator import StatusPrinter
+from kfp_ddp.jobs.follow.printer import LogCursor, Printer, Stamp
 from kfp_ddp.jobs.follow.ranks import StallWatch
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
@@ -230,7 +229,8 @@ def test_heartbeat_and_saved_cursors(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_step_that_leaves_prints_no_line_that_its_successor_prints_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "STOP_SECONDS", 10)  # other processes may need the processor
+    # Other processes may need the processor.
+    monkeypatch.setattr("kfp_ddp.jobs.follow.printer.STOP_SECONDS", 10)
     folder, printer = RunFolder(tmp_path), Printer()
     files, over = StepFiles(folder, "x", printer), threading.Event()
     printed = threading.Semaphore(0)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs import check_job
-from kfp_ddp.jobs.check_job import check_gang, gang_scheduling
+from kfp_ddp.jobs import gangs
 from kfp_ddp.jobs.follow.narrator import NO_PODS, explain, summary
+from kfp_ddp.jobs.gangs import check_gang, gang_scheduling
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.jobs.launch_spec import LaunchSpec
@@ -77,7 +77,7 @@ def test_a_pod_group_or_pods_in_one_are_accepted(scheduler: str) -> None:
 def test_a_missing_pod_group_counts_once_the_operator_has_handled_the_job(
     monkeypatch: pytest.MonkeyPatch, job: Object, groups: int, deleted: bool
 ) -> None:
-    monkeypatch.setattr(check_job, "GANG_SECONDS", 0.0)
+    monkeypatch.setattr(gangs, "GANG_SECONDS", 0.0)
     review = {"status": {"allowed": groups == 404}}
     reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
     known = {PODS: {"items": []}, JOB_PATH: job, reviews: review}

@@ -11,7 +11,7 @@ from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.jobs import jobs as creating
 from kfp_ddp.jobs.ending import Ending
 from kfp_ddp.jobs.follow.follower import Follower
-from kfp_ddp.jobs.follow.logs import LogCursor, Printer, Stamp
+from kfp_ddp.jobs.follow.printer import LogCursor, Printer, Stamp
 from kfp_ddp.jobs.identity import identify
 from kfp_ddp.jobs.jobs import PREEMPTED, REPORTED, Jobs
 from kfp_ddp.jobs.kinds import KINDS

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kfp_ddp.jobs.follow.logs import LONGEST, LogCursor, drawn, unprinted
+from kfp_ddp.jobs.follow.logs import LONGEST, drawn, unprinted
+from kfp_ddp.jobs.follow.printer import LogCursor
 from kfp_ddp.jobs.progress import Event, MetricsTail, ProgressPrinter, TrainingProgress
 from kfp_ddp.k8s.api import split_lines
 

@@ -11,10 +11,11 @@ from kfp_ddp.core.files import read_below
 from kfp_ddp.jobs.ending import Ending
 from kfp_ddp.jobs.failure import cause_in_pods
 from kfp_ddp.jobs.follow import follower as following
-from kfp_ddp.jobs.follow import logs, narrator, ranks
+from kfp_ddp.jobs.follow import narrator, ranks, sample
 from kfp_ddp.jobs.follow.decisions import Limits, Pods, Snapshot
 from kfp_ddp.jobs.follow.follower import Follower
-from kfp_ddp.jobs.follow.logs import LogCursor, PodLog, Stamp
+from kfp_ddp.jobs.follow.logs import PodLog
+from kfp_ddp.jobs.follow.printer import LogCursor, Stamp
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import State, started
@@ -49,12 +50,12 @@ def job(count: int, nodes: int, **states: Object) -> dict[str, Object]:
 
 
 def chosen(pods: dict[str, Object], begun: dict[str, bool] | None = None) -> list[str]:
-    return [item.uid for item in logs.sample(pods, MAIN, begun or {})]
+    return [item.uid for item in sample.sample(pods, MAIN, begun or {})]
 
 
 def test_of_many_pods_rank_0_and_one_a_node_are_followed() -> None:
     pods = job(1000, nodes=5)
-    result = logs.sample(pods, MAIN, {})
+    result = sample.sample(pods, MAIN, {})
     assert [item.uid for item in result] == [f"worker-{i}" for i in range(5)]
     assert [item.end_only for item in result] == [False, True, True, True, True]
     assert chosen(pods, dict.fromkeys((item.uid for item in result), True)) == []
@@ -63,7 +64,7 @@ def test_of_many_pods_rank_0_and_one_a_node_are_followed() -> None:
 def test_nodes_are_followed_up_to_a_bound_that_leaves_room_for_failures() -> None:
     pods = job(1000, nodes=500)
     first = chosen(pods)
-    assert len(first) == logs.STREAMS - logs.FOR_FAILED
+    assert len(first) == sample.STREAMS - sample.FOR_FAILED
     pods["worker-700"] = pod(700, 200, ended(1, second=9))
     assert chosen(pods, dict.fromkeys(first, True)) == ["worker-700"]
 
@@ -83,10 +84,10 @@ def test_of_many_that_failed_the_first_are_read_a_few_at_once() -> None:
     begun: dict[str, bool] = {}
     read: list[str] = []
     while result := [item for item in chosen(pods, begun) if item.startswith("worker-9")]:
-        assert sum(begun.values()) + len(result) <= logs.STREAMS
+        assert sum(begun.values()) + len(result) <= sample.STREAMS
         read += result
         begun |= dict.fromkeys(result, False)
-    assert read == [f"worker-{i}" for i in range(949, 949 - logs.FAILED, -1)]
+    assert read == [f"worker-{i}" for i in range(949, 949 - sample.FAILED, -1)]
     pods["worker-5"] = pod(5, 5, ended(1, second=3))
     assert chosen(pods, begun)[0] == "worker-5"
 
@@ -146,7 +147,7 @@ def test_sample_note(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         created._look_at_pods(0)
     created.watches.pods.objects = job(17, nodes=17)
     created._look_at_pods(0)
-    assert capsys.readouterr().out.splitlines() == [logs.sample_note(17, "space")]
+    assert capsys.readouterr().out.splitlines() == [sample.sample_note(17, "space")]
 
 
 def test_failed_pods_are_counted_and_the_end_is_not_delayed(
@@ -160,7 +161,7 @@ def test_failed_pods_are_counted_and_the_end_is_not_delayed(
     follower(pods).run(Limits(pods=1000))
     out = capsys.readouterr().out
     assert out.splitlines() == [
-        logs.sample_note(1000, "space"),
+        sample.sample_note(1000, "space"),
         "50 pods of x failed; the logs of the first 16 are shown",
     ]
     assert "of 1,000 logs" in out
@@ -187,7 +188,7 @@ def test_logs_decide_the_first_of_many_failures_in_a_second(
     assert outcome.failure is not None
     assert outcome.failure.error == "worker-77: exit code 1: ValueError: no 5"
     assert "[worker-77] ValueError: no 5" in capsys.readouterr().out
-    assert len(outcome.last_lines) > logs.FAILED
+    assert len(outcome.last_lines) > sample.FAILED
 
 
 def test_a_pvc_of_many_pods_is_requested_once() -> None:
