@@ -70,7 +70,7 @@ def with_price(run: Run) -> Run:
         return run
     selector = run.spec.node_selector
     try:
-        labels = [node["metadata"].get("labels") or {} for node in schedulable_nodes(Api.connect())]
+        labels = [_labels(node) for node in schedulable_nodes(Api.connect())]
     except ApiError:
         labels = []
     suitable = [node for node in labels if selector.items() <= node.items()]
@@ -254,9 +254,11 @@ def _check_cluster(run: Run) -> list[str]:
 def _selected(nodes: list[Object], spec: LaunchSpec) -> list[Object]:
     """Return the nodes that the job's selector admits."""
     selector = scheduling(spec).get("nodeSelector", {})
-    return [
-        node for node in nodes if selector.items() <= (node["metadata"].get("labels") or {}).items()
-    ]
+    return [node for node in nodes if selector.items() <= _labels(node).items()]
+
+
+def _labels(node: Object) -> dict[str, str]:
+    return node["metadata"].get("labels") or {}
 
 
 def _mode_warnings(api: Api, run: Run, nodes: int | None) -> list[str]:
