@@ -127,7 +127,9 @@ def _secret_problem(data: Object) -> str:
     if len(amazon) == 1:
         (missing,) = set(AMAZON) - set(amazon)
         return f"has {amazon[0]} without {missing}"
-    return _google_problem(data[GOOGLE]) if GOOGLE in data else ""
+    if GOOGLE in data:
+        return _google_problem(data[GOOGLE])
+    return ""
 
 
 def _google_problem(encoded: str) -> str:
@@ -249,7 +251,8 @@ def _executor_resources(api: Api) -> Object:
     for namespace in dict.fromkeys((api.namespace, "kubeflow", "argo")):
         try:
             config = api.call("GET", CONFIG_MAPS.path(namespace, ARGO))
-            executor = yaml_of((config.get("data") or {}).get("executor", "")) or {}
+            data = config.get("data") or {}
+            executor = yaml_of(data.get("executor", "")) or {}
         except (ApiError, InputError):
             continue
         return dict(executor.get("resources") or {})

@@ -71,8 +71,13 @@ def single_node_mode(claim: Object, nodes: int | None) -> str:
 def claims(cluster: CheckContext) -> list[Finding]:
     """Check that each PVC exists, can be bound, and can be mounted by all pods at once."""
     classes = items(cluster.api, STORAGE_CLASSES)
-    names = (cluster.run.data_claim, cluster.run.work_claim)
-    findings = [_claim(cluster, name, classes) for name in names]
+    run = cluster.run
+    spec = LaunchSpec.create(image="any", nodes=run.nodes)
+    shared = mounted_at_once(spec, run.work_claim, run.data_claim, run.publish)
+    if run.backend == "local":
+        shared = []  # one pod mounts all
+    names = (run.data_claim, run.work_claim)
+    findings = [_claim(cluster, name, classes, name in shared) for name in names]
     job = unfinished_owner(cluster.api)
     if job:
         message = f"steps may not be able to write: job {job} is not complete"
@@ -81,7 +86,10 @@ def claims(cluster: CheckContext) -> list[Finding]:
     return findings
 
 
-def _claim(cluster: CheckContext, name: str, classes: Sequence[Object] | None) -> Finding:
+def _claim(
+    cluster: CheckContext, name: str, classes: Sequence[Object] | None, shared: bool
+) -> Finding:
+    """Check one PVC; `shared`: the launching step and the workers mount it at once."""
     what = f"claim {name}"
     try:
         claim = cluster.api.get(CLAIMS, name)
@@ -90,7 +98,8 @@ def _claim(cluster: CheckContext, name: str, classes: Sequence[Object] | None) -
     if claim is None:
         return Finding("bad", what, "does not exist", _install_command(cluster, classes))
     problem = _binding_problem(cluster.api.namespace, claim, classes)
-    problem = problem or _mounting_problem(cluster, claim)
+    if problem is None and shared:
+        problem = _mounting_problem(cluster, claim)
     if problem is not None:
         return Finding("bad", what, problem.what, problem.remedy)
     modes = ", ".join(claim["spec"].get("accessModes") or [])
@@ -98,18 +107,14 @@ def _claim(cluster: CheckContext, name: str, classes: Sequence[Object] | None) -
 
 
 def _mounting_problem(cluster: CheckContext, claim: Object) -> Problem | None:
-    """Return why the pods of the run cannot mount a PVC at once; None if they can."""
-    run = cluster.run
-    if run.backend == "local":
-        return None
+    """Return why several pods cannot mount a PVC at once; None if they can."""
     number = None if cluster.nodes is None else len(cluster.nodes)
     mode = single_node_mode(claim, number)
-    spec = LaunchSpec.create(image="any", nodes=run.nodes)
-    name = claim["metadata"]["name"]
-    if not mode or name not in mounted_at_once(spec, run.work_claim, run.data_claim, run.publish):
+    if not mode:
         return None
     unseen = " (the number of nodes cannot be seen)" if number is None else ""
-    clone = ", or give --publish clone" if name == run.data_claim else ""
+    is_data = claim["metadata"]["name"] == cluster.run.data_claim
+    clone = ", or give --publish clone" if is_data else ""
     return Problem(
         f"is {mode}, and the launching step and the workers mount it at once, on any node{unseen}",
         f"create it again as ReadWriteMany{clone}",

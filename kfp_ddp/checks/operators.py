@@ -31,8 +31,9 @@ def operators(cluster: CheckContext) -> list[Finding]:
             state: State = "bad" if name == cluster.run.backend else "warn"
             findings.append(Finding(state, kind.title, problem.what, problem.remedy))
         else:
-            listed = f"{kind.resource.group}/{', '.join(versions)}"
-            findings.append(Finding("ok", kind.title, listed))
+            listed = ", ".join(versions)
+            message = f"{kind.resource.group}/{listed}"
+            findings.append(Finding("ok", kind.title, message))
     return findings
 
 
@@ -74,7 +75,8 @@ def _old(api: Api, kind: Kind) -> str:
     schema: Object = next(own, {})
     part: Object = schema.get("properties", {}).get("spec", {})
     for field in kind.newest_field:
-        part = part.get("items", part).get("properties", {}).get(field, {})
+        part = part.get("items", part)  # of a list
+        part = part.get("properties", {}).get(field, {})
     if part or not schema:
         return ""
     missing = ".".join(("spec", *kind.newest_field))
@@ -84,7 +86,9 @@ def _old(api: Api, kind: Kind) -> str:
 def _stopped(api: Api, kind: Kind) -> str:
     """Return the message for an operator without running pods; '' if none."""
     deployments = items(api, DEPLOYMENTS, kind.operator_selector) or []
-    if not deployments or any(item["status"].get("availableReplicas") for item in deployments):
+    if not deployments:
+        return ""
+    if any(item["status"].get("availableReplicas") for item in deployments):
         return ""
     metadata = deployments[0]["metadata"]
     return f"{metadata['namespace']}/{metadata['name']} is not running"
@@ -145,7 +149,8 @@ def kserve(cluster: CheckContext) -> list[Finding]:
     try:
         exists = Service(cluster.api, name).find()
     except InputError as error:
-        return [Finding("bad", "KServe", error.problem.what, error.problem.remedy)]
+        problem = error.problem
+        return [Finding("bad", "KServe", problem.what, problem.remedy)]
     state = "exists" if exists else "will be created"
     return [Finding("ok", "KServe", f"{API_VERSION}, {name} {state}")]
 

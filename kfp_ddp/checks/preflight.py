@@ -66,7 +66,9 @@ def with_price(run: Run) -> Run:
     """Return the run with the price of a GPU-hour on the nodes of its job, where that is known."""
     prices = run.supervision.get("prices", {})
     training = run.inputs.get("training", {})
-    if not prices or "gpu_hour_price" in training or run.parameters.backend == "local":
+    if not prices or "gpu_hour_price" in training:
+        return run
+    if run.parameters.backend == "local":
         return run
     selector = run.spec.node_selector
     try:
@@ -169,7 +171,9 @@ def check_champion(run: Run, here: bool = False) -> None:
     champion = run.champion
     own = run.parameters.exports
     visible = champion and (here or _can_see(open_store(champion)))
-    if visible and champions.find(champion, signer=signer) is None and champion != own:
+    missing = visible and champions.find(champion, signer=signer) is None
+    # Its own exports may still be missing, in the first run.
+    if missing and champion != own:
         exported = f"; this run exports to {own}" if own else ""
         raise InputError(
             f"champion={champion} is not found{exported}: correct it, or give last for the model "
@@ -199,19 +203,18 @@ def check_release(release: Mapping[str, Any], destination: str) -> None:
 def check_publishing(run: Run) -> None:
     """Check that a destination can be written, the release, and the service; creates a folder."""
     destination = run.parameters.destination
-    if destination and _can_see(store := open_store(destination)):
-        store.prepare()
+    if destination:
+        store = open_store(destination)
+        if _can_see(store):
+            store.prepare()
     check_release(run.release, destination)
     check_service(run.release, destination)
 
 
 def check_backend(run: Run) -> list[str]:
     """Check the checkpoint to evaluate, this image, or the cluster: where the run computes."""
-    checkpoint = run.parameters.checkpoint
-    if checkpoint:
-        store = open_store(checkpoint)
-        if store.remote and not store.has_files():
-            raise InputError(f"checkpoint={checkpoint} is not found: correct the URI")
+    if run.parameters.checkpoint:
+        _check_checkpoint(run.parameters.checkpoint)
         return []
     if run.parameters.backend != "local":
         return _check_cluster(run)
@@ -221,6 +224,13 @@ def check_backend(run: Run) -> list[str]:
         "backend=local trains in the step's own container, and this image has no torch: use "
         "pytorchjob or trainjob, or set_container_image of the trainer on the task train"
     ]
+
+
+def _check_checkpoint(uri: str) -> None:
+    """Raise InputError for a checkpoint that is missing in a bucket; no pod sees a folder here."""
+    store = open_store(uri)
+    if store.remote and not store.has_files():
+        raise InputError(f"checkpoint={uri} is not found: correct the URI")
 
 
 def _check_cluster(run: Run) -> list[str]:
@@ -288,7 +298,7 @@ CHECKS: tuple[Callable[[Run], list[str] | None], ...] = (
     *(check_source, check_work, check_publishing, check_champion),
     *(check_backend, check_evaluation),
 )
-"""In the order of the steps; each may return warnings, or raises InputError."""
+"""In the order of the steps; each may return warnings, or raise InputError."""
 
 
 def title(run: Run, gpus: str = "no GPU") -> str:

@@ -155,8 +155,8 @@ def choose_weights(
     if recipe == "finetune" and pretrained == "auto":
         pretrained = "true"
     known = weights_download.network_in(pretrained)
-    unset = requested.get("model", "auto") == "auto"
-    if known and unset:
+    any_model = requested.get("model", "auto") == "auto"
+    if known and any_model:
         requested = {**requested, "model": known}
     random = choose(photographs, machine, requested, ranks)
     choice = random
@@ -174,7 +174,7 @@ def choose_weights(
         if start:
             choice = tuned
     choice.arguments["pretrained"] = start.pretrained
-    if start and unset and not start.model:
+    if start and any_model and not start.model:
         choice.arguments["model"] = "auto"  # the workers read it from the weights
     return choice, start
 
