@@ -63,9 +63,10 @@ def single_node_mode(claim: Object, nodes: int | None) -> str:
     modes = {*(claim["spec"].get("accessModes") or ()), *(status.get("accessModes") or ())}
     if modes == {"ReadWriteOncePod"}:
         return "ReadWriteOncePod"
-    if not modes or modes & ON_MANY_NODES or nodes == 1:
+    if nodes == 1 or modes & ON_MANY_NODES:
         return ""
-    return "ReadWriteOnce"
+    # Without any mode the claim is not known well enough.
+    return "ReadWriteOnce" if modes else ""
 
 
 def claims(cluster: CheckContext) -> list[Finding]:

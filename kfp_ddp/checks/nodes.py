@@ -1,6 +1,7 @@
 """Compare the capacity of nodes with the requests of pods."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 from kfp_ddp.checks.finding import CheckContext, Finding
@@ -107,7 +108,7 @@ def _too_large(
         yield pod, problem
 
 
-def _has_room(capacity: Mapping[str, str], amounts: Mapping[str, float]) -> bool:
+def _has_room(capacity: Mapping[str, str], amounts: Mapping[str, Fraction]) -> bool:
     return all(
         parse_quantity(capacity.get(name, "0")) >= amount for name, amount in amounts.items()
     )

@@ -268,7 +268,8 @@ def _selected(nodes: list[Object], spec: LaunchSpec) -> list[Object]:
 
 
 def _labels(node: Object) -> dict[str, str]:
-    return node["metadata"].get("labels") or {}
+    labels: dict[str, str] = node["metadata"].get("labels") or {}
+    return labels
 
 
 def _mode_warnings(api: Api, run: Run, nodes: int | None) -> list[str]:

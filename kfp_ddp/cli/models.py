@@ -149,7 +149,8 @@ def sign(bundle: str, key: Path | None, signature: Path | None) -> None:
     opened = open_bundle(bundle, ADVICE)
     if key is not None:
         secret = private_key(_content(key), os.environ.get(PASSWORD, ""), f"--key {key}")
-        content, signer = make(opened, secret), key_signer(secret.public_key()).name
+        content = make(opened, secret)
+        signer = key_signer(secret.public_key()).name
     elif signature is not None:
         content = _content(signature)
         check_fits(opened, content)

@@ -49,7 +49,7 @@ class RunCommand(click.Command):
         """Return the option or the setting with a name near to an unknown one; '' for none."""
         from kfp_ddp.core.settings import nearest
 
-        options = set()
+        options: set[str] = set()
         for parameter in self.params:
             flags = [flag for flag in parameter.opts if flag.startswith("--")]
             options |= {flag[2:].replace("-", "_") for flag in flags}

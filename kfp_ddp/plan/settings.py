@@ -235,7 +235,9 @@ def _training(
     folders = {"data": data_dir(), "output_dir": work_dir()}
     fields = {**under, **boxes, **training, **over, **folders}
     config = configured(parameters.recipe, fields)
-    if find is None or parameters.checkpoint or not config.starts_from_weights:
+    if find is None or parameters.checkpoint:
+        return config, RANDOM_START
+    if not config.starts_from_weights:
         return config, RANDOM_START
     # A trial with another network may have none.
     pretrained = "auto" if config.pretrained == "true" and "model" in over else config.pretrained

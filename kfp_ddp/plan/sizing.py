@@ -46,7 +46,9 @@ def sized(run: Run) -> tuple[Run, list[str]]:
     KfpDdpError: the source cannot be read, or no training is possible with its images.
     """
     parameters = run.parameters
-    if parameters.recipe != "auto" or parameters.checkpoint or run.config.script:
+    if parameters.recipe != "auto":
+        return run, []
+    if parameters.checkpoint or run.config.script:
         return run, []
     photographs = _photographs(run)
     hardware = _hardware(run)
@@ -174,7 +176,8 @@ def choose_weights(
         if start:
             choice = tuned
     choice.arguments["pretrained"] = start.pretrained
-    if start and any_model and not start.model:
+    unknown = any_model and not start.model
+    if start and unknown:
         choice.arguments["model"] = "auto"  # the workers read it from the weights
     return choice, start
 
