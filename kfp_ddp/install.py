@@ -84,32 +84,51 @@ class Installation:
 
 def manifests(target: Installation) -> list[Object]:
     """Return all objects but the job for volumes and the LimitRange, roles before bindings."""
-    folders = ["rbac", "eviction"]
-    folders += ["rbac/nodes"] if target.see_nodes else []
-    # The stock account has rights on PVCs by KFP's own manifests.
-    folders += ["rbac/divided", "storage"] if target.divide_accounts else []
-    folders += ["storage"] if target.copies else []
-    folders += ["network"] if target.network_policy or target.egress_ports else []
     objects: list[Object] = []
-    for folder in dict.fromkeys(folders):
+    for folder in _folders(target):
         (kustomization,) = read(DEPLOY / folder / "kustomization.yaml")
-        files = [DEPLOY / folder / name for name in kustomization["resources"]]
-        objects += [into(one, target.namespace) for file in files for one in read(file)]
-    for spec in (one["spec"] for one in objects if one["kind"] == "NetworkPolicy"):
-        if target.egress_ports and "Egress" in spec["policyTypes"]:
-            spec["egress"].append({"ports": [{"port": port} for port in target.egress_ports]})
-    objects.sort(key=lambda one: one["kind"].endswith("Binding"))
+        for name in kustomization["resources"]:
+            documents = read(DEPLOY / folder / name)
+            objects += [into(document, target.namespace) for document in documents]
+    _allow_ports(objects, target.egress_ports)
+    objects.sort(key=lambda document: document["kind"].endswith("Binding"))
     if target.source:
         source = config_map(map_name(), target.pip_index_url, target.pip_proxy)
         objects.insert(0, into(source, target.namespace))
     return [*claims(target), *objects]
 
 
+def _folders(target: Installation) -> list[str]:
+    """Return the folders of deploy/ that an installation takes objects of."""
+    folders = ["rbac", "eviction"]
+    if target.see_nodes:
+        folders.append("rbac/nodes")
+    if target.divide_accounts:
+        folders.append("rbac/divided")
+    # The stock account has rights on PVCs by KFP's own manifests.
+    if target.divide_accounts or target.copies:
+        folders.append("storage")
+    if target.network_policy or target.egress_ports:
+        folders.append("network")
+    return folders
+
+
+def _allow_ports(objects: list[Object], ports: tuple[int, ...]) -> None:
+    """Let the network policies admit connections to these ports of any address."""
+    if not ports:
+        return
+    policies = [document["spec"] for document in objects if document["kind"] == "NetworkPolicy"]
+    for policy in policies:
+        if "Egress" in policy["policyTypes"]:
+            policy["egress"].append({"ports": [{"port": port} for port in ports]})
+
+
 def claims(target: Installation) -> list[Object]:
     """Return the PVCs with the requested class, size and mode."""
     objects = []
     for claim in read(DEPLOY / "storage" / "claims.yaml"):
-        file, spec = claim["metadata"]["name"], claim["spec"]
+        file = claim["metadata"]["name"]
+        spec = claim["spec"]
         if file not in target.claims:
             continue
         claim["metadata"]["name"] = target.claims[file]
@@ -135,10 +154,11 @@ def owner(target: Installation, how: str) -> Object:
     (container,) = pod["containers"]
     sources = {volume["name"]: volume["persistentVolumeClaim"] for volume in pod["volumes"]}
     names = [name for name, source in sources.items() if source["claimName"] in target.claims]
-    pod["volumes"] = [volume for volume in pod["volumes"] if volume["name"] in names]
     for name in names:
         sources[name]["claimName"] = target.claims[sources[name]["claimName"]]
-    container["volumeMounts"] = [m for m in container["volumeMounts"] if m["name"] in names]
+    pod["volumes"] = [volume for volume in pod["volumes"] if volume["name"] in names]
+    mounts = container["volumeMounts"]
+    container["volumeMounts"] = [mount for mount in mounts if mount["name"] in names]
     container["image"] = target.image or container["image"]
     return into(job, target.namespace)
 
@@ -188,19 +208,32 @@ def check(api: Api, target: Installation) -> None:
     if not target.size or not re.match(QUANTITY, target.size):
         raise InputError(f"--size {target.size} cannot be used: it should be such as 500Gi or 1Ti")
     try:
-        if api.get(NAMESPACES, target.namespace) is None:
-            names = [item["metadata"]["name"] for item in items(api, NAMESPACES) or ()]
-            near = hint(target.namespace, names) or "; create it, or give another by -n"
-            raise InputError(f"namespace {target.namespace} does not exist{near}")
+        namespace = api.get(NAMESPACES, target.namespace)
     except ApiError as error:
+        # Without the right to read it, it may exist.
         if error.status != 403:
             raise
+    else:
+        if namespace is None:
+            raise _no_namespace(api, target.namespace)
     classes = items(api, STORAGE_CLASSES) if target.claims else None
-    if classes is None:
-        return
+    if classes is not None:
+        _check_class(target, classes)
+
+
+def _no_namespace(api: Api, name: str) -> InputError:
+    names = [item["metadata"]["name"] for item in items(api, NAMESPACES) or ()]
+    near = hint(name, names) or "; create it, or give another by -n"
+    return InputError(f"namespace {name} does not exist{near}")
+
+
+def _check_class(target: Installation, classes: Sequence[Object]) -> None:
+    """Raise InputError for a storage class that does not exist, or not for many nodes."""
     known = {item["metadata"]["name"]: item for item in classes}
-    default = [name for name, item in known.items() if is_default(item)]
-    name = target.storage_class or next(iter(default), "")
+    defaults = [name for name, item in known.items() if is_default(item)]
+    name = target.storage_class
+    if not name and defaults:
+        name = defaults[0]
     listed = ", ".join(known) or "none: install a CSI driver"
     if not name:
         raise InputError(f"no storage class is the default; give --storage-class, one of {listed}")
@@ -218,7 +251,8 @@ def check(api: Api, target: Installation) -> None:
 def apply(api: Api, objects: Sequence[Object], *, dry_run: bool = False) -> list[Done]:
     """Create or change objects if a dry run accepts all; a refused cluster-wide one is skipped."""
     new: set[tuple[str, str]] = set()
-    done, accepted = [], []
+    done = []
+    accepted = []
     for target in objects:
         result = _put(api, target, new, dry_run=True)
         if result.state == "refused" and target["kind"] not in CLUSTER_KINDS:
@@ -230,37 +264,49 @@ def apply(api: Api, objects: Sequence[Object], *, dry_run: bool = False) -> list
             new.add(result[:2])
         if result.state in ("made", "changed"):
             accepted.append(target)
-    if not dry_run:
-        for target in accepted:
-            if (result := _put(api, target, set(), dry_run=False)).state == "refused":
-                done = [result if one[:2] == result[:2] else one for one in done]  # kind, name
+    if dry_run:
+        return done
+    for target in accepted:
+        result = _put(api, target, set(), dry_run=False)
+        if result.state == "refused":
+            # In place of the result of the dry run for the same kind and name.
+            done = [result if first[:2] == result[:2] else first for first in done]
     return done
 
 
 def _put(api: Api, target: Object, new: set[tuple[str, str]], *, dry_run: bool) -> Done:
     """Create or change one object; the binding of a new role cannot be sent as a dry run."""
-    kind, name, resource = target["kind"], target["metadata"]["name"], resource_of(target)
+    kind = target["kind"]
+    name = target["metadata"]["name"]
     try:
-        existing = api.get(resource, name)
+        existing = api.get(resource_of(target), name)
         if existing is None:
             role = target.get("roleRef", {})
             if not dry_run or (role.get("kind"), role.get("name")) not in new:
-                api.create(resource, target, query=DRY_RUN if dry_run else None)
+                api.create(resource_of(target), target, query=DRY_RUN if dry_run else None)
             return Done(kind, name, "made")
         if kind in IMMUTABLE:
             return Done(kind, name, "left", _describe(existing))
-        change = {part: target[part] for part in PARTS if part in target}
-        after = api.patch(resource, name, change, query=DRY_RUN)
-        if all(after.get(part) == existing.get(part) for part in PARTS):
-            return Done(kind, name, "unchanged")
-        if not dry_run:
-            api.patch(resource, name, change)
-        return Done(kind, name, "changed", _differs(existing, target))
+        return _change(api, target, existing, dry_run=dry_run)
     except ApiError as error:
         if error.status not in (400, 403, 404, 409, 422):
             raise
-        hint = "; run it with an account that may" if error.status == 403 else ""
-        return Done(kind, name, "refused", one_line(error.message) + hint)
+        remedy = "; run it with an account that may" if error.status == 403 else ""
+        return Done(kind, name, "refused", one_line(error.message) + remedy)
+
+
+def _change(api: Api, target: Object, existing: Object, *, dry_run: bool) -> Done:
+    """Change an object if the server would then store something else."""
+    kind = target["kind"]
+    name = target["metadata"]["name"]
+    resource = resource_of(target)
+    change = {part: target[part] for part in PARTS if part in target}
+    after = api.patch(resource, name, change, query=DRY_RUN)
+    if all(after.get(part) == existing.get(part) for part in PARTS):
+        return Done(kind, name, "unchanged")
+    if not dry_run:
+        api.patch(resource, name, change)
+    return Done(kind, name, "changed", _differs(existing, target))
 
 
 def _differs(existing: Object, target: Object) -> str:
@@ -289,14 +335,17 @@ def resource_of(document: Object) -> Resource:
 
 def lacks_limits(api: Api) -> bool:
     """Return whether a quota of CPU or memory refuses containers without limits."""
-    hard = [quota["spec"].get("hard", {}) for quota in items(api, QUOTAS) or ()]
-    limited = any(name in resources for resources in hard for name in QUOTA_RESOURCES)
-    return limited and not items(api, Resource("v1", "limitranges"))
+    quotas = items(api, QUOTAS) or []
+    limited = {name for quota in quotas for name in quota["spec"].get("hard", {})}
+    if limited.isdisjoint(QUOTA_RESOURCES):
+        return False
+    return not items(api, Resource("v1", "limitranges"))
 
 
 def replace(api: Api, job: Object, seconds: float = 60) -> list[Done]:
     """Create a job in place of an existing one; JobError if that is not deleted in time."""
-    name, late = job["metadata"]["name"], poll(seconds, 1)
+    name = job["metadata"]["name"]
+    late = poll(seconds, 1)
     try:
         api.delete(resource_of(job), name)
     except Refused as error:
@@ -309,8 +358,11 @@ def replace(api: Api, job: Object, seconds: float = 60) -> list[Done]:
 
 def wait(api: Api, job: Object, seconds: float = 300) -> Iterator[str]:
     """Wait for a job; yield why it waits whenever that changes. JobError if it fails or is late."""
-    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-    end, last, pulls = time.monotonic() + seconds, "", 0
+    name = job["metadata"]["name"]
+    namespace = job["metadata"]["namespace"]
+    end = time.monotonic() + seconds
+    last = ""
+    failed_pulls = 0
     describe = f"kubectl describe -n {namespace} job/{name} shows why"
     while time.monotonic() < end:
         now = api.get(resource_of(job), name, retry=True)
@@ -320,13 +372,21 @@ def wait(api: Api, job: Object, seconds: float = 300) -> Iterator[str]:
             return
         if condition(now, "Failed"):
             raise JobError(f"{name} failed, so volumes may not be writable; {describe}")
-        pods = api.list_objects(PODS, {"labelSelector": f"job-name={name}"})
-        waiting = "; ".join(reason.text for pod in pods if (reason := waiting_reason(pod)))
+        waiting = _waiting(api, name)
         if waiting and waiting != last:
             last = waiting
             yield waiting
-            pulls += "ImagePullBackOff" in waiting
-            if pulls == 2:
+            if "ImagePullBackOff" in waiting:
+                failed_pulls += 1
+            if failed_pulls == 2:
                 raise JobError(f"{name} cannot start; give --image, one that nodes can pull")
         time.sleep(1)
-    raise JobError(f"{name} is not finished after {seconds:g} s{last and f' ({last})'}; {describe}")
+    reason = f" ({last})" if last else ""
+    raise JobError(f"{name} is not finished after {seconds:g} s{reason}; {describe}")
+
+
+def _waiting(api: Api, job: str) -> str:
+    """Return why the pods of a job wait; '' if none does."""
+    pods = api.list_objects(PODS, {"labelSelector": f"job-name={job}"})
+    reasons = [waiting_reason(pod) for pod in pods]
+    return "; ".join(reason.text for reason in reasons if reason)

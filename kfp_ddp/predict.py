@@ -103,8 +103,9 @@ class Model:
         Parts are covered with the mean colour. What counts is how much less likely the class is
         then (occlusion, https://arxiv.org/abs/1311.2901), so it works for any model.
         """
-        centres, reach = (np.arange(_PARTS) + 0.5) * self.size / _PARTS, self.size / _PARTS
-        sides = [slice(max(0, int(at - reach)), int(at + reach)) for at in centres]
+        reach = self.size / _PARTS
+        centres = (np.arange(_PARTS) + 0.5) * self.size / _PARTS
+        sides = [slice(max(0, int(mid - reach)), int(mid + reach)) for mid in centres]
         before = self.compute(image[None])[0, label]
         drops = np.empty((_PARTS, _PARTS), np.float32)
         for row, rows in enumerate(sides):

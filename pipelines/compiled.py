@@ -38,19 +38,31 @@ def built_in(names: Sequence[str] = NAMES) -> dict[str, Any]:
     """Return our pipelines by name, with what KFP supports and its SDK cannot declare."""
     pipelines = {}
     for name in names:
-        pipeline = getattr(importlib.import_module(f"kfp_ddp.pipelines.{MODULES[name]}"), name)
-        for field, parameter in pipeline.pipeline_spec.root.input_definitions.parameters.items():
-            del parameter.literals[:]
-            parameter.literals.extend(Value(string_value=choice) for choice in choices(field))
+        module = importlib.import_module(f"kfp_ddp.pipelines.{MODULES[name]}")
+        pipeline = getattr(module, name)
+        _offer_choices(pipeline.pipeline_spec.root)
         for component in pipeline.pipeline_spec.components.values():
-            fields = component.task_config_passthroughs
-            # The step itself keeps resources: KFP passes them through without applying them.
-            if passed := [one for one in fields if one.field in PASSED]:
-                del fields[:]
-                fields.extend(passed)
-                component.input_definitions.parameters.pop("image", None)  # it is in the plan's job
+            _pass_to_jobs(component)
         pipelines[name] = pipeline
     return pipelines
+
+
+def _offer_choices(root: Any) -> None:
+    """List the choices of each parameter of the form, which KFP's UI shows."""
+    for name, parameter in root.input_definitions.parameters.items():
+        del parameter.literals[:]
+        parameter.literals.extend(Value(string_value=choice) for choice in choices(name))
+
+
+def _pass_to_jobs(component: Any) -> None:
+    """Let a step that creates jobs have what their pods need, and nothing else."""
+    fields = component.task_config_passthroughs
+    # The step itself keeps resources: KFP passes them through without applying them.
+    passed = [field for field in fields if field.field in PASSED]
+    if passed:
+        del fields[:]
+        fields.extend(passed)
+        component.input_definitions.parameters.pop("image", None)  # it is in the plan's job
 
 
 def write(
@@ -82,50 +94,77 @@ def _adapt_steps(pipeline: Any, restricted: bool) -> None:
     parts of a step six times in the Workflow, and KFP's API no longer updates the tasks of a run
     whose Workflow is near 1 MB. The pipeline's form stays.
     """
-    spec, info = pipeline.pipeline_spec, pipeline.pipeline_spec.pipeline_info
+    spec = pipeline.pipeline_spec
     platform = pipeline.platform_spec.platforms["kubernetes"].deployment_spec.executors
+    tasks_of = _tasks_by_component(spec)
+    for name, component in spec.components.items():
+        label = component.executor_label
+        if not label:
+            continue  # a part of the pipeline, such as an exit handler's
+        executor = spec.deployment_spec["executors"][label]
+        if _is_ours(executor):
+            _say_needs(spec.pipeline_info)
+            _start_program(executor["container"], platform[label])
+            _drop_descriptions(component)
+            _drop_inputs(component, tasks_of[name])
+        elif restricted:
+            platform[label].update({"securityContext": {"runAsNonRoot": True}})
+
+
+def _tasks_by_component(spec: Any) -> dict[str, list[Any]]:
     tasks_of: dict[str, list[Any]] = {}
     for group in (spec.root, *spec.components.values()):
         for task in group.dag.tasks.values():
             tasks_of.setdefault(task.component_ref.name, []).append(task)
-    for name, component in spec.components.items():
-        label = component.executor_label
-        executor = spec.deployment_spec["executors"][label] if label else {}
-        if not _is_ours(executor):
-            if label and restricted:
-                platform[label].update({"securityContext": {"runAsNonRoot": True}})
-            continue
-        if NEEDS not in info.description:
-            info.description = f"{info.description} {NEEDS}".strip()
-        lock = "trainer" if "/trainer:" in executor["container"]["image"] else "launcher"
-        executor["container"].update({"command": started(PROGRAM, lock)})
-        constant = {"runtimeValue": {"constant": map_name()}}
-        platform[label].get_or_create_list("configMapAsVolume").append(
-            {"configMapNameParameter": constant, "mountPath": FOLDER, "optional": True}
-        )
-        for mount in platform[label].fields.get("pvcMount", Value()).list_value.values:
-            mount.struct_value.fields.pop("componentInputParameter", None)  # of an older KFP
-        user = {"runAsUser": str(USER), "runAsNonRoot": True}
-        platform[label].update({"securityContext": user})
-        for side in (component.input_definitions, component.output_definitions):
-            for definition in (*side.parameters.values(), *side.artifacts.values()):
-                definition.description = ""
-            for artifact in side.artifacts.values():
-                artifact.artifact_type.schema_version = ""
-        parameters = component.input_definitions.parameters
-        for task in tasks_of[name]:
-            # Limits that are outputs: the container names their channels, KFP reads no copies.
-            for stale in {*task.inputs.parameters} & {*vars(ResourceSpec())}:
-                del task.inputs.parameters[stale]
-        for parameter, definition in [*parameters.items()]:
-            given = [parameter in task.inputs.parameters for task in tasks_of[name]]
-            needed = definition.default_value.string_value.startswith(REGISTRY)
-            needed |= definition.parameter_type == ParameterType.TASK_CONFIG
-            if all(given):
-                definition.ClearField("default_value")
-                definition.is_optional = False
-            elif definition.is_optional and not any(given) and not needed:
-                del parameters[parameter]
+    return tasks_of
+
+
+def _say_needs(info: Any) -> None:
+    if NEEDS not in info.description:
+        info.description = f"{info.description} {NEEDS}".strip()
+
+
+def _start_program(container: Any, platform: Any) -> None:
+    """Start the program of a step of ours, as a user other than root, with our source mounted."""
+    lock = "trainer" if "/trainer:" in container["image"] else "launcher"
+    container.update({"command": started(PROGRAM, lock)})
+    constant = {"runtimeValue": {"constant": map_name()}}
+    platform.get_or_create_list("configMapAsVolume").append(
+        {"configMapNameParameter": constant, "mountPath": FOLDER, "optional": True}
+    )
+    for mount in platform.fields.get("pvcMount", Value()).list_value.values:
+        mount.struct_value.fields.pop("componentInputParameter", None)  # of an older KFP
+    platform.update({"securityContext": {"runAsUser": str(USER), "runAsNonRoot": True}})
+
+
+def _drop_descriptions(component: Any) -> None:
+    for side in (component.input_definitions, component.output_definitions):
+        for definition in (*side.parameters.values(), *side.artifacts.values()):
+            definition.description = ""
+        for artifact in side.artifacts.values():
+            artifact.artifact_type.schema_version = ""
+
+
+def _drop_inputs(component: Any, tasks: Sequence[Any]) -> None:
+    """Drop the optional inputs that no task gives, and the defaults of those that all give."""
+    parameters = component.input_definitions.parameters
+    for task in tasks:
+        # Limits that are outputs: the container names their channels, KFP reads no copies.
+        for stale in {*task.inputs.parameters} & {*vars(ResourceSpec())}:
+            del task.inputs.parameters[stale]
+    for parameter, definition in [*parameters.items()]:
+        given = [parameter in task.inputs.parameters for task in tasks]
+        if all(given):
+            definition.ClearField("default_value")
+            definition.is_optional = False
+        elif definition.is_optional and not any(given) and not _is_needed(definition):
+            del parameters[parameter]
+
+
+def _is_needed(definition: Any) -> bool:
+    """Return whether KFP fills an input that no task gives: an image, or a job's settings."""
+    image = definition.default_value.string_value.startswith(REGISTRY)
+    return bool(image or definition.parameter_type == ParameterType.TASK_CONFIG)
 
 
 def _is_ours(executor: Any) -> bool:
@@ -159,7 +198,8 @@ def differences(
 
 def orphans(directory: Path) -> list[str]:
     """Return a line for each file in `directory` that none of our pipelines has."""
-    names = {path.stem for path in directory.glob("*") if path.suffix in SUFFIXES} - set(NAMES)
+    files = {path.stem for path in directory.glob("*") if path.suffix in SUFFIXES}
+    names = files - set(NAMES)
     return [f"{directory / name}.yaml: has no pipeline" for name in sorted(names)]
 
 
@@ -195,18 +235,22 @@ def pipelines_of(file: Path) -> dict[str, Any]:
     finally:
         sys.path.pop(0)
     pipelines = {
-        function: value
-        for function, value in vars(module).items()
-        if isinstance(value, GraphComponent) and value.pipeline_func.__module__ == name
+        function: value for function, value in vars(module).items() if _is_defined_in(name, value)
     }
     if not pipelines:
         raise InputError(f"{file} defines no pipeline: decorate a function with @dsl.pipeline")
     return pipelines
 
 
+def _is_defined_in(module: str, value: Any) -> bool:
+    """Return whether a value is a pipeline of this module, and not one that it imports."""
+    return isinstance(value, GraphComponent) and value.pipeline_func.__module__ == module
+
+
 def _place(file: Path, error: BaseException) -> str:
     """Return the file, and the line in it that raised the error."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [error.lineno if isinstance(error, SyntaxError) else None]
-    lines += [frame.lineno for frame in frames if frame.filename == str(file)]
-    return f"{file}, line {lines[-1]}" if lines[-1] else str(file)
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == str(file):
+            line = frame.lineno  # the innermost one is the last
+    return f"{file}, line {line}" if line else str(file)

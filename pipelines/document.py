@@ -32,14 +32,15 @@ class Document(NamedTuple):
 
     def programs(self) -> dict[str, str]:
         """Return the commands of its steps, with arguments, by executor label."""
-        return {
-            label: " ".join([*container.get("command", []), *container.get("args", [])])
-            for label, container in self._containers().items()
-        }
+        programs = {}
+        for label, container in self._containers().items():
+            words = [*container.get("command", []), *container.get("args", [])]
+            programs[label] = " ".join(words)
+        return programs
 
     def _containers(self) -> dict[str, Mapping[str, Any]]:
-        executors = self.spec.get("deploymentSpec", {}).get("executors", {}).items()
-        return {label: executor.get("container", {}) for label, executor in executors}
+        executors = self.spec.get("deploymentSpec", {}).get("executors", {})
+        return {label: executor.get("container", {}) for label, executor in executors.items()}
 
     def images(self) -> list[str]:
         """Return the images of its steps, and those in the defaults of their inputs."""
@@ -61,23 +62,26 @@ class Document(NamedTuple):
 
 
 def is_file(word: str) -> bool:
-    """Return whether a word names a compiled pipeline; raises InputError for a Python file."""
-    if word.endswith(".py") and "://" not in word:
+    """Return whether a word names a compiled pipeline; raise InputError for a Python file."""
+    if "://" in word:
+        return False
+    if word.endswith(".py"):
         raise InputError(f"{word} is not compiled: kfp-ddp compile {word}, then give its YAML")
-    return word.endswith(SUFFIXES) and "://" not in word
+    return word.endswith(SUFFIXES)
 
 
 def program_of(source: str | Path, pipeline: Any) -> tuple[str, Any]:
     """Return source and pipeline; the source may be a compiled pipeline."""
-    if not is_file(source := str(source)):
-        return source, pipeline
+    word = str(source)
+    if not is_file(word):
+        return word, pipeline
     if pipeline:
-        raise InputError(f"{source} and --pipeline are two pipelines: give one of them")
-    return "", source
+        raise InputError(f"{word} and --pipeline are two pipelines: give one of them")
+    return "", word
 
 
 def read(file: Path) -> Document:
-    """Return the pipeline in a file; raises InputError if there is none."""
+    """Return the pipeline in a file; raise InputError if there is none."""
     return parsed(text_of(file, NO_PIPELINE), str(file))
 
 
@@ -93,12 +97,14 @@ def text_of(file: Path, advice: str) -> str:
 
 
 def parsed(text: str, called: str) -> Document:
-    """Return the pipeline in a text; raises InputError, with the name `called`, if none."""
+    """Return the pipeline in a text; raise InputError, with the name `called`, if none."""
     try:
-        documents = [one for one in yaml_of(text, several=True) if one is not None]
+        documents = yaml_of(text, several=True)
     except InputError as error:
         raise InputError(f"{called} {error}: {NO_PIPELINE}") from None
-    if problem := _problem(documents):
+    documents = [document for document in documents if document is not None]
+    problem = _problem(documents)
+    if problem:
         raise InputError(f"{called} is not a compiled pipeline, {problem}: {NO_PIPELINE}")
     spec, *others = documents
     return Document(spec, others[0] if others else {})
@@ -127,20 +133,24 @@ def defaults_of(component: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problem(documents: list[Any]) -> str:
-    spec = documents[0] if documents else None
+    """Return why documents are no compiled pipeline; '' if they are."""
+    spec, *others = documents or [None]
     if spec is None:
         return "it is empty"
     if not isinstance(spec, Mapping):
         return "it is not a mapping"
     if spec.get("kind") in ("Workflow", "Pipeline", "PipelineVersion"):
         return f"it is a {spec['kind']} of Kubernetes"
-    info, root = spec.get("pipelineInfo"), spec.get("root")
+    info = spec.get("pipelineInfo")
     if not isinstance(info, Mapping) or not info.get("name"):
         return "it has no pipelineInfo with a name"
+    root = spec.get("root")
     if not isinstance(root, Mapping) or not isinstance(root.get("dag"), Mapping):
         return "it has no root with steps"
-    if len(documents) > 2 or not all(
-        isinstance(one, Mapping) and "platforms" in one for one in documents[1:]
-    ):
+    if len(others) > 1 or not all(map(_has_platforms, others)):
         return "its second document has no platforms"
     return ""
+
+
+def _has_platforms(document: Any) -> bool:
+    return isinstance(document, Mapping) and "platforms" in document

@@ -50,12 +50,14 @@ class Form:
     def __init__(self, pipeline: Document) -> None:
         self.pipeline = pipeline
         self.parameters = pipeline.parameters
+        self.subjects: dict[str, tuple[type[Settings], ...]] = {}
+        self._models: tuple[type[Settings], ...] = ()
         # Parameters of other pipelines may have the same names.
         ours = any("kfp_ddp." in program for program in pipeline.programs().values())
-        self.subjects = {
-            name: models for name, models in SUBJECTS.items() if ours and self._is(name, "STRUCT")
-        }
-        self._models = MODELS if ours else ()
+        if ours:
+            mappings = [name for name in SUBJECTS if self._is(name, "STRUCT")]
+            self.subjects = {name: SUBJECTS[name] for name in mappings}
+            self._models = MODELS
 
     def read(
         self, file: Path | None, words: Iterable[Word], old: Mapping[str, Any] | None = None
@@ -67,14 +69,16 @@ class Form:
         mapping of the arguments `old`, or to the default. A mapping replaces it, as in KFP's API.
         """
         settings = _read_file(file) if file else []
-        settings += [self._parse_word(w) if isinstance(w, str) else w for w in words]
+        for word in words:
+            settings.append(self._parse_word(word) if isinstance(word, str) else word)
         arguments = self.check(settings)
         if "training" in self.subjects:
             arguments = _with_file_contents(arguments)
         replaced = {name for name, value in settings if isinstance(value, dict)}
         for name in self.subjects.keys() & arguments.keys() - replaced:
             default = self.parameters[name].get("defaultValue", {})
-            arguments[name] = {**(old or {}).get(name, default), **arguments[name]}
+            others = old.get(name, default) if old else default
+            arguments[name] = {**others, **arguments[name]}
         return arguments
 
     def check(self, settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -83,8 +87,8 @@ class Form:
         for name, value in settings:
             if name in self.subjects and isinstance(value, dict):
                 arguments.setdefault(name, {})
-                for inner, one in value.items():
-                    self._set(arguments, self._resolve(f"{name}.{inner}"), one)
+                for inner, inner_value in value.items():
+                    self._set(arguments, self._resolve(f"{name}.{inner}"), inner_value)
             else:
                 self._set(arguments, self._resolve(name), value)
         return arguments
@@ -92,9 +96,12 @@ class Form:
     def check_complete(self, arguments: Mapping[str, Any]) -> None:
         """Raise InputError for a missing argument."""
         for name, spec in self.parameters.items():
-            if name not in arguments and "defaultValue" not in spec and not spec.get("isOptional"):
+            required = "defaultValue" not in spec and not spec.get("isOptional")
+            if required and name not in arguments:
+                # The first part of its description.
                 what = re.split(r"[.;:](?= |$)", spec.get("description", ""))[0]
-                raise InputError(f"{name} is missing: give --set {name}=…{what and f' ({what})'}")
+                meaning = f" ({what})" if what else ""
+                raise InputError(f"{name} is missing: give --set {name}=…{meaning}")
 
     def _is(self, name: str, kind: str) -> bool:
         return bool(self.parameters.get(name, {}).get("parameterType") == kind)
@@ -105,19 +112,28 @@ class Form:
         if not equals:
             raise InputError(f"--set {word!r} is not a setting; write key=value, such as epochs=10")
         key = self._resolve(name)
+        return name, self._parse_value(key, text)
+
+    def _parse_value(self, key: FormField, text: str) -> Any:
+        """Return the value of a setting: the text itself where it is text, otherwise YAML."""
         model, field = self._validator(key)
         if model is None:
-            return name, text if self._is(key.parameter, "STRING") else _parse_yaml(text)
+            if self._is(key.parameter, "STRING"):
+                return text
+            return _parse_yaml(text)
         annotation = model.model_fields[field].annotation
-        if annotation is str or model.choices(field) or not text:
-            return name, text
+        is_text = annotation is str or bool(model.choices(field))
+        if is_text or not text:
+            return text
         value = _parse_yaml(text)
-        listed = get_origin(annotation) is tuple and isinstance(value, str)
-        return name, [value] if listed else value
+        if isinstance(value, str) and get_origin(annotation) is tuple:
+            return [value]  # a list of one word
+        return value
 
     def _set(self, arguments: dict[str, Any], key: FormField, value: Any) -> None:
         model, name = self._validator(key)
-        if model is not None and not (key.setting == "" and self._is_default(name, value)):
+        is_default = key.setting == "" and self._is_default(name, value)
+        if model is not None and not is_default:
             value = model.checked(name, value)
         if key.setting:
             arguments.setdefault(key.parameter, {})[key.setting] = value
@@ -131,38 +147,66 @@ class Form:
         return same and not isinstance(value, bool | dict)
 
     def _resolve(self, name: str) -> FormField:
+        """Return the place of a setting, such as epochs or training.cache_gb; raise InputError."""
         subject, dot, inner = name.partition(".")
         if dot and subject not in self.subjects:
             raise InputError(f"{name}: there is no {subject!r}{hint(subject, [*self.subjects])}")
-        offered = {
-            one: [field for model in models for field in model.offered()]
-            for one, models in self.subjects.items()
-            if not dot or one == subject
-        }
-        setting = inner if dot else name
-        if setting not in self.parameters:
-            everything = (model for models in self.subjects.values() for model in models)
-            (setting,) = rename({setting: None}, *everything)
+        if dot:
+            offered = self._offered([subject])
+            setting = self._newest_name(inner)
+        else:
+            offered = self._offered(self.subjects)
+            setting = self._newest_name(name)
+        # A box of the form, which may also be written as a setting of its mapping.
         if setting in self.parameters and (not dot or setting in offered[subject]):
             return FormField(setting)
-        mappings = [one for one, fields in offered.items() if setting in fields]
+        mappings = [mapping for mapping, fields in offered.items() if setting in fields]
         if not mappings:
-            known = sorted({*self.parameters, *itertools.chain(*offered.values())})
-            near = hint(setting, known) or ("" if self.subjects else f"; it has {', '.join(known)}")
-            raise InputError(f"there is no setting {name!r}{near}")
+            raise self._unknown(name, setting, offered)
         # A table of labels is meant more often than labels of pods, which are job.labels.
-        if len(mappings) > 1 and (setting in JOB_INTERNAL or setting == "labels"):
+        rarely_of_job = setting in JOB_INTERNAL or setting == "labels"
+        if len(mappings) > 1 and rarely_of_job:
             mappings.remove("job")
         if len(mappings) > 1:
-            several = " or ".join(f"{one}.{setting}" for one in mappings)
+            full_names = [f"{mapping}.{setting}" for mapping in mappings]
+            several = " or ".join(full_names)
             raise InputError(f"{name} is a setting of several things: write {several}")
         return FormField(mappings[0], setting)
 
+    def _offered(self, subjects: Iterable[str]) -> dict[str, list[str]]:
+        """Return the settings of each mapping that a user may set."""
+        offered = {}
+        for subject in subjects:
+            names = [model.offered() for model in self.subjects[subject]]
+            offered[subject] = [*itertools.chain(*names)]
+        return offered
+
+    def _newest_name(self, setting: str) -> str:
+        """Return today's name of a setting, which may have its name of an earlier version."""
+        if setting in self.parameters:
+            return setting
+        models = itertools.chain(*self.subjects.values())
+        (newest,) = rename({setting: None}, *models)
+        return newest
+
+    def _unknown(self, name: str, setting: str, offered: Mapping[str, list[str]]) -> InputError:
+        """Return the error for an unknown setting, with a near one, or all of a small form."""
+        known = sorted({*self.parameters, *itertools.chain(*offered.values())})
+        near = hint(setting, known)
+        if not near and not self.subjects:
+            near = f"; it has {', '.join(known)}"
+        return InputError(f"there is no setting {name!r}{near}")
+
     def _validator(self, key: FormField) -> tuple[type[Settings] | None, str]:
         """Return the model that validates a setting, if any, and its name there."""
-        models = self.subjects[key.parameter] if key.setting else self._models
-        name = key.setting or key.parameter
-        return next((model for model in models if name in model.model_fields), None), name
+        if key.setting:
+            name = key.setting
+            models = self.subjects[key.parameter]
+        else:
+            name = key.parameter
+            models = self._models
+        model = next((model for model in models if name in model.model_fields), None)
+        return model, name
 
 
 @cache
@@ -173,21 +217,27 @@ def form_of(name: str) -> Form:
 
 def check_arguments(pipeline: Document, arguments: Mapping[str, Any]) -> Run | None:
     """Check arguments as `preflight` does; raise its InputError. None for a pipeline without it."""
+    given = {**defaults_of(pipeline.spec["root"]), **arguments}
     task = pipeline.spec["root"]["dag"].get("tasks", {}).get("preflight")
     if task is None:
         if "prediction" in Form(pipeline).subjects:
-            given = {**defaults_of(pipeline.spec["root"]), **arguments}
-            from kfp_ddp.evaluation.engine import job_fields  # few forms need it
-
-            names = ("source", "bundle", "table", "prediction")
-            PredictionRequest.from_inputs(*(given[name] for name in names))
-            job_fields(given["job"], "image", given["backend"])
+            _check_prediction(given)
         return None
     component = pipeline.spec.get("components", {}).get(task["componentRef"]["name"], {})
     program = pipeline.programs().get(component.get("executorLabel"), "")
+    # A step of somebody else may have this name.
     if "kfp_ddp." not in program or not program.endswith("preflight"):
         return None
-    return parse(_inputs(task, component, {**defaults_of(pipeline.spec["root"]), **arguments}))
+    return parse(_inputs(task, component, given))
+
+
+def _check_prediction(given: Mapping[str, Any]) -> None:
+    """Check the arguments of batch_predict, which has no preflight; raise InputError."""
+    from kfp_ddp.evaluation.engine import job_fields  # few forms need it
+
+    names = ("source", "bundle", "table", "prediction")
+    PredictionRequest.from_inputs(*(given[name] for name in names))
+    job_fields(given["job"], "image", given["backend"])
 
 
 def _inputs(
@@ -201,10 +251,11 @@ def _inputs(
             inputs[name] = arguments[source["componentInputParameter"]]
         elif "runtimeValue" in source:
             inputs[name] = source["runtimeValue"]["constant"]
-    integers = {
-        name for name, kind in declared.items() if kind["parameterType"] == "NUMBER_INTEGER"
-    }
-    return inputs | {name: int(inputs[name]) for name in integers & inputs.keys()}
+    # Protobuf has one type of numbers: 2.0 comes for 2.
+    for name, kind in declared.items():
+        if name in inputs and kind["parameterType"] == "NUMBER_INTEGER":
+            inputs[name] = int(inputs[name])
+    return inputs
 
 
 def named_after(source: str) -> str:
@@ -216,17 +267,22 @@ def named_after(source: str) -> str:
 def _with_file_contents(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return arguments with the text of code files, and the absolute path of weights."""
     training = arguments.get("training", {})
-    code: dict[str, Any] = {n: arguments[n] for n in ("model", "script") if n in arguments}
-    packed = model_file.with_code({**code, **training})
-    if "script" in code:
+    boxes = _some(arguments, "model", "script")
+    packed = model_file.with_code({**boxes, **training})
+    if "script" in boxes:
         arguments = {**arguments, "script": packed.pop("script")}
-    more: dict[str, Any] = {n: packed[n] for n in ("model_code", "script") if n in packed}
-    arguments = {**arguments, "training": {**training, **more}} if more else arguments
+    code = _some(packed, "model_code", "script")
+    if code:
+        arguments = {**arguments, "training": {**training, **code}}
     for place in (arguments, arguments.get("training", {})):
         pretrained = str(place.get("pretrained", ""))
         if is_path(pretrained) and Path(pretrained).exists():
             place["pretrained"] = str(Path(pretrained).resolve())
     return arguments
+
+
+def _some(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}
 
 
 def _read_file(file: Path) -> list[tuple[str, Any]]:
@@ -251,18 +307,31 @@ def _parse_yaml(text: str) -> Any:
 def _typed(name: str, value: Any, spec: Mapping[str, Any]) -> Any:
     """Return the value in KFP's type, which KFP's server does not check."""
     kind, description = KINDS[spec["parameterType"]]
-    if kind is float and isinstance(value, str | int) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError):
-            value = float(value)  # YAML reads 1e-2 as text
-    if kind is int and isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        what = spec.get("description", "").rstrip(".")
-        why = f"it should be {description}" + (f" ({what})" if what else "")
+    value = _converted(value, kind)
+    fits = isinstance(value, kind)
+    if isinstance(value, bool) and kind is not bool:
+        fits = False  # a bool is an int to Python
+    if not fits:
+        why = f"it should be {description}"
+        meaning = spec.get("description", "").rstrip(".")
+        if meaning:
+            why += f" ({meaning})"
         raise InputError(f"{name}={value!r} cannot be used: {why}")
     literals = spec.get("literals", [])
     if literals and value not in literals:
-        known = [str(one) for one in literals]
+        known = [str(literal) for literal in literals]
         near = hint(str(value), known)
         raise InputError(f"{name}={value!r} is unknown: it is one of {', '.join(known)}{near}")
+    return value
+
+
+def _converted(value: Any, kind: type) -> Any:
+    """Return a number in the type of its parameter, if it is written in another one."""
+    if isinstance(value, bool):
+        return value
+    if kind is float and isinstance(value, str | int):
+        with contextlib.suppress(ValueError):
+            return float(value)  # YAML reads 1e-2 as text
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
     return value

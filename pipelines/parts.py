@@ -75,7 +75,8 @@ def batch_predict(
     bucket_secret: str = "kfp-ddp-bucket",  # noqa: S107
 ) -> None:
     """Predict the objects of a source, without a claim."""
-    form, plan = {**locals(), "work": ""}, StepResources().model_dump()
+    form = {**locals(), "work": ""}
+    plan = StepResources().model_dump()
     steps = Steps(form, Claims(data=False, work=False), plan)
     with steps.exit_handler("prediction"):
         steps.predicted()

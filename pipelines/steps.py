@@ -98,7 +98,8 @@ class Steps:
     ) -> None:
         """Add `preflight`, which gets `form`, unless `plan` has its outputs."""
         self.form = {name: value for name, value in form.items() if name != "bucket_secret"}
-        self.claims, self.secret = claims, form["bucket_secret"]
+        self.claims = claims
+        self.secret = form["bucket_secret"]
         self.work = form.get("work_claim" if claims.work else "work")
         self.keep = {"keep": form["keep"]} if "keep" in form else {}
         self.at = {} if claims.work else {"work_dir": self.work}
@@ -107,7 +108,8 @@ class Steps:
     def _checked(self) -> Any:
         # Outside the exit handler: without the PVC, the pod of teardown could not start either.
         inputs = {"run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER}
-        inputs |= {} if self.claims.data else {"publish": "each-node"}
+        if not self.claims.data:
+            inputs["publish"] = "each-node"
         first = preflight(**self.form, **inputs).set_display_name("preflight: check settings")
         # Each million objects of the listing take 200 MB.
         small(first.set_caching_options(False)).set_memory_limit("4Gi")
@@ -126,11 +128,13 @@ class Steps:
         uses the runs' folders.
         """
         claims = self.claims
-        if claims.data and data is not None:
+        reads = data is not None
+        if claims.data and reads:
             kubernetes.mount_pvc(task, pvc_name=data, mount_path="/data")
         if claims.work and runs:
             kubernetes.mount_pvc(task, pvc_name=self.work, mount_path="/work")
-        if not (claims.data and claims.work) and (runs or data is not None):
+        lacks_claim = not (claims.data and claims.work)
+        if lacks_claim and (runs or reads):
             kubernetes.empty_dir_mount(task, volume_name="scratch", mount_path=SCRATCH)
         return self.with_bucket(task.set_caching_options(False))
 

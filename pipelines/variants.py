@@ -33,20 +33,19 @@ def variant(
     others = dict(defaults or {})
     form = inspect.signature(train_resnet.train_resnet.pipeline_func)
     source, *rest = form.parameters.values()
-    fields = [source, *(Parameter(one, ANY, annotation=str) for one in required)]
-    fields += [
-        field.replace(default=others.pop(field.name, field.default))
-        for field in rest
-        if field.name not in (*without, *required)
-    ]
-    fields += [
-        Parameter(one, ANY, annotation=type(value), default=value) for one, value in others.items()
-    ]
+    fields = [source]
+    fields += [Parameter(field, ANY, annotation=str) for field in required]
+    for field in rest:
+        if field.name not in (*without, *required):
+            fields.append(field.replace(default=others.pop(field.name, field.default)))
+    for new, value in others.items():
+        fields.append(Parameter(new, ANY, annotation=type(value), default=value))
 
     def pipeline(*values: Any) -> None:
         wire(dict(zip((field.name for field in fields), values, strict=True)), claims)
 
-    pipeline.__name__, pipeline.__doc__ = name, wire.__doc__
+    pipeline.__name__ = name
+    pipeline.__doc__ = wire.__doc__
     vars(pipeline)["__signature__"] = inspect.Signature(fields, return_annotation=None)
     decorate = dsl.pipeline(name=name.replace("_", "-"), display_name=title, description=text)
     return decorate(described(pipeline))

@@ -34,7 +34,8 @@ KUEUE_RIGHTS: tuple[Right, ...] = (
     (kueue.GROUP, "localqueues", "get", False),
     (kueue.GROUP, "workloads", "list", False),
 )
-GOOGLE, WEB = "key.json", "netrc"
+GOOGLE = "key.json"
+WEB = "netrc"
 AMAZON = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 AZURE = ("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_CONNECTION_STRING")
 HUGGING_FACE = "HF_TOKEN"
@@ -42,19 +43,27 @@ HUGGING_FACE = "HF_TOKEN"
 
 def launch_rights(backend: str, service: str, *schedulers: str) -> list[Right]:
     """Return the rights of a launch, of which some are optional; with pod groups and a service."""
-    resources = {name: kind.resource for name, kind in KINDS.items()}
-    jobs = [(one.group, one.plural, JOB_VERBS, name == backend) for name, one in resources.items()]
-    groups = [GANGS[name].resource.group for name in schedulers if name in GANGS]
-    services = [("serving.kserve.io", "inferenceservices", JOB_VERBS, True)] if service else []
-    return [*jobs, *RIGHTS, *((group, "podgroups", "get", False) for group in groups), *services]
+    required = [
+        (kind.resource.group, kind.resource.plural, JOB_VERBS, name == backend)
+        for name, kind in KINDS.items()
+    ]
+    required += RIGHTS
+    for name in schedulers:
+        if name in GANGS:
+            required.append((GANGS[name].resource.group, "podgroups", "get", False))
+    if service:
+        required.append(("serving.kserve.io", "inferenceservices", JOB_VERBS, True))
+    return required
 
 
 def rights(cluster: CheckContext) -> list[Finding]:
     """Check the rights on each resource that a launch and dataset_volume use."""
-    api, run = cluster.api, cluster.run
+    api = cluster.api
+    run = cluster.run
     required = launch_rights(run.backend, run.service, run.scheduler)
     with contextlib.suppress(ApiError):
-        required += KUEUE_RIGHTS if kueue.group_version(api) else ()
+        if kueue.group_version(api):
+            required += KUEUE_RIGHTS
     if run.gpus_per_node < 0 and run.backend != "local":
         required.append(("", "nodes", "list", True))
     install = f"kfp-ddp install -n {api.namespace}"
@@ -77,7 +86,7 @@ def _right(api: Api, run: Requirements, right: Right, title: str, remedy: str) -
     # Nodes have no namespace.
     scope = Api(api.client, "") if resource == "nodes" else api
     plural, _, sub = resource.partition("/")
-    missing = [v for v in verbs.split() if not review(scope, v, group, plural, sub, user)]
+    missing = [verb for verb in verbs.split() if not review(scope, verb, group, plural, sub, user)]
     what = f"{title} {resource}"
     if not missing:
         return Finding("ok", what, verbs.replace(" ", ", "))
@@ -88,7 +97,8 @@ def _right(api: Api, run: Requirements, right: Right, title: str, remedy: str) -
 
 def secret(cluster: CheckContext) -> list[Finding]:
     """Check the secret of the bucket; without one, steps use the credentials of their account."""
-    api, name = cluster.api, cluster.run.bucket_secret
+    api = cluster.api
+    name = cluster.run.bucket_secret
     what = f"secret {name}"
     create = f"kubectl create secret generic -n {api.namespace} {name} --from-file={GOOGLE}"
     try:
@@ -110,16 +120,22 @@ def secret(cluster: CheckContext) -> list[Finding]:
 def _secret_problem(data: Object) -> str:
     """Return what is wrong with the base64 values of a secret; '' for nothing."""
     amazon = [key for key in AMAZON if data.get(key)]
-    if not amazon and not any(key in data for key in (GOOGLE, WEB, HUGGING_FACE, *AZURE)):
+    others = (GOOGLE, WEB, HUGGING_FACE, *AZURE)
+    if not amazon and data.keys().isdisjoint(others):
         known = f"neither {GOOGLE} nor {AMAZON[0]} nor {AZURE[0]}"
         return f"has {', '.join(sorted(data)) or 'nothing'}, and {known}"
     if len(amazon) == 1:
         (missing,) = set(AMAZON) - set(amazon)
         return f"has {amazon[0]} without {missing}"
-    if GOOGLE not in data:
-        return ""
+    if GOOGLE in data:
+        return _google_problem(data[GOOGLE])
+    return ""
+
+
+def _google_problem(encoded: str) -> str:
+    """Return what is wrong with the key of a service account; '' for nothing."""
     try:
-        key = from_json(base64.b64decode(data[GOOGLE]))
+        key = from_json(base64.b64decode(encoded))
     except (ValueError, binascii.Error):
         return f"its {GOOGLE} is not JSON"
     if not isinstance(key, dict) or "type" not in key:
@@ -146,7 +162,9 @@ ARGO = "workflow-controller-configmap"
 
 def admitted(cluster: CheckContext) -> list[Finding]:
     """Check by dry-run requests, as real ones are, the pods of the largest step and of a worker."""
-    api, run, executor = cluster.api, cluster.run, _executor_resources(cluster.api)
+    api = cluster.api
+    run = cluster.run
+    executor = _executor_resources(api)
     steps = StepResources()
     limits = {"cpu": steps.evaluate_cpu, "memory": steps.evaluate_memory}
     main = _container("main", {"limits": limits, "requests": EVALUATE_REQUESTS})
@@ -171,14 +189,21 @@ def _request(api: Api, what: str, spec: Object) -> Finding:
         api.create(PODS, body, query={"dryRun": "All"})
     except ApiError as error:
         return _refused(api.namespace, what, error)
+    rules = _rules(api)
+    by = f", by {' and '.join(rules)}" if rules else ""
+    return Finding("ok", what, f"are admitted{by}")
+
+
+def _rules(api: Api) -> list[str]:
+    """Return the PodSecurity level and the quotas that a pod has to keep to."""
     rules = []
-    if level := enforced(api):
+    level = enforced(api)
+    if level:
         how = " (of kfp-ddp compile --restricted)" if level == "restricted" else ""
         rules.append(f"PodSecurity {level}{how}")
     quotas = items(api, QUOTAS) or []
     rules += [f"quota {quota['metadata']['name']}" for quota in quotas]
-    by = f", by {' and '.join(rules)}" if rules else ""
-    return Finding("ok", what, f"are admitted{by}")
+    return rules
 
 
 def _refused(namespace: str, what: str, error: ApiError) -> Finding:
@@ -186,18 +211,21 @@ def _refused(namespace: str, what: str, error: ApiError) -> Finding:
     if "cannot create resource" in reason:
         remedy = "run it with an account that may create pods"
         return Finding("warn", what, "cannot be checked", remedy)
-    message = f"are refused: {one_line(reason.partition('is forbidden: ')[2] or reason)}"
+    rule = reason.partition("is forbidden: ")[2] or reason
+    return Finding("bad", what, f"are refused: {one_line(rule)}", _remedy(namespace, reason))
+
+
+def _remedy(namespace: str, reason: str) -> str:
+    """Return what to do where the server refuses a pod for this reason."""
     if "violates PodSecurity" in reason:
-        remedy = f"kubectl label namespace {namespace} {LEVEL}=baseline --overwrite"
-    elif "failed quota" in reason:  # a container without resources, such as Argo's
-        remedy = f"kubectl apply -n {namespace} -f deploy/quota/limitrange.yaml"
-    elif "exceeded quota" in reason:
-        remedy = "raise that quota"
-    elif "service account" in reason or "serviceaccount" in reason:
-        remedy = f"create that account in {namespace}"
-    else:
-        remedy = "ask the owner of that rule to admit it"
-    return Finding("bad", what, message, remedy)
+        return f"kubectl label namespace {namespace} {LEVEL}=baseline --overwrite"
+    if "failed quota" in reason:  # a container without resources, such as Argo's
+        return f"kubectl apply -n {namespace} -f deploy/quota/limitrange.yaml"
+    if "exceeded quota" in reason:
+        return "raise that quota"
+    if "service account" in reason or "serviceaccount" in reason:
+        return f"create that account in {namespace}"
+    return "ask the owner of that rule to admit it"
 
 
 def enforced(api: Api) -> str:
@@ -206,12 +234,16 @@ def enforced(api: Api) -> str:
         namespace = api.get(NAMESPACES, api.namespace)
     except ApiError:
         return ""
-    return (label(namespace, LEVEL) or "privileged") if namespace else ""
+    if namespace is None:
+        return ""
+    return label(namespace, LEVEL) or "privileged"
 
 
 def _container(name: str, resources: Object) -> Object:
-    container = {"name": name, "image": IMAGE, "securityContext": HARDENED}
-    return container | ({"resources": resources} if resources else {})
+    container: Object = {"name": name, "image": IMAGE, "securityContext": HARDENED}
+    if resources:
+        container["resources"] = resources
+    return container
 
 
 def _executor_resources(api: Api) -> Object:
@@ -219,7 +251,8 @@ def _executor_resources(api: Api) -> Object:
     for namespace in dict.fromkeys((api.namespace, "kubeflow", "argo")):
         try:
             config = api.call("GET", CONFIG_MAPS.path(namespace, ARGO))
-            executor = yaml_of((config.get("data") or {}).get("executor", "")) or {}
+            data = config.get("data") or {}
+            executor = yaml_of(data.get("executor", "")) or {}
         except (ApiError, InputError):
             continue
         return dict(executor.get("resources") or {})

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from kfp_ddp.checks.finding import ASK_ADMIN, CheckContext, Finding, Requirements, items
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, Problem
 from kfp_ddp.core.text import plural
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.task import claims_by_volume
@@ -22,7 +22,9 @@ def mounted_at_once(spec: LaunchSpec, work: str, data: str, publish: str) -> lis
     """Return the PVCs that the step and its workers mount at once: not `data` that is copied."""
     own = {*spec.claims.values(), *claims_by_volume(spec.volumes).values()}
     names = {work, *(name.removesuffix(":ro") for name in own)}
-    return sorted((names | {data} if publish in ("in-place", "none") else names) - {""})
+    if publish in ("in-place", "none"):
+        names.add(data)
+    return sorted(names - {""})
 
 
 def check_modes(
@@ -38,83 +40,110 @@ def check_modes(
             claim = api.get(CLAIMS, name, retry=True)
         except ApiError:
             continue
-        if claim and (mode := single_node_mode(claim, nodes)):
-            other = f", or {instead[name]}" if name in instead else ""
-            message = (
-                f"claim {name} is {mode}, and the step that launches the training and its "
-                f"{plural(pods, 'pod')} mount it at once"
-            )
-            if nodes is not None or mode != "ReadWriteOnce":
-                raise InputError(f"{message}: make it ReadWriteMany{other}")
-            warnings.append(
-                f"{message}, which works on one node only; the number of nodes cannot be seen "
-                f"(deploy/rbac/nodes): if several, make it ReadWriteMany{other}"
-            )
+        mode = single_node_mode(claim, nodes) if claim else ""
+        if not mode:
+            continue
+        other = f", or {instead[name]}" if name in instead else ""
+        message = (
+            f"claim {name} is {mode}, and the step that launches the training and its "
+            f"{plural(pods, 'pod')} mount it at once"
+        )
+        if nodes is not None or mode != "ReadWriteOnce":
+            raise InputError(f"{message}: make it ReadWriteMany{other}")
+        warnings.append(
+            f"{message}, which works on one node only; the number of nodes cannot be seen "
+            f"(deploy/rbac/nodes): if several, make it ReadWriteMany{other}"
+        )
     return warnings
 
 
 def single_node_mode(claim: Object, nodes: int | None) -> str:
     """Return the access mode that limits pods to one of `nodes`; '' if it is no problem."""
-    parts = (claim["spec"], claim.get("status") or {})
-    modes = {mode for part in parts for mode in part.get("accessModes") or ()}
+    status = claim.get("status") or {}
+    modes = {*(claim["spec"].get("accessModes") or ()), *(status.get("accessModes") or ())}
     if modes == {"ReadWriteOncePod"}:
         return "ReadWriteOncePod"
-    return "ReadWriteOnce" if modes and not modes & ON_MANY_NODES and nodes != 1 else ""
+    if nodes == 1 or modes & ON_MANY_NODES:
+        return ""
+    # Without any mode the claim is not known well enough.
+    return "ReadWriteOnce" if modes else ""
 
 
 def claims(cluster: CheckContext) -> list[Finding]:
     """Check that each PVC exists, can be bound, and can be mounted by all pods at once."""
-    api, run = cluster.api, cluster.run
-    classes = items(api, STORAGE_CLASSES)
+    classes = items(cluster.api, STORAGE_CLASSES)
+    run = cluster.run
     spec = LaunchSpec.create(image="any", nodes=run.nodes)
     shared = mounted_at_once(spec, run.work_claim, run.data_claim, run.publish)
-    number = None if cluster.nodes is None else len(cluster.nodes)
-    findings = []
-    for name in (run.data_claim, run.work_claim):
-        what = f"claim {name}"
-        try:
-            claim = api.get(CLAIMS, name)
-        except ApiError:
-            findings.append(Finding("warn", what, "may not be read", ASK_ADMIN))
-            continue
-        if claim is None:
-            remedy = _install_command(cluster, classes)
-            findings.append(Finding("bad", what, "does not exist", remedy))
-            continue
-        problem, remedy = _problem(api.namespace, claim, classes)
-        mode = single_node_mode(claim, number)
-        if mode and not problem and run.backend != "local" and name in shared:
-            where = "on any node" + " (the number of nodes cannot be seen)" * (number is None)
-            problem = f"is {mode}, and the launching step and the workers mount it at once, {where}"
-            clone = ", or give --publish clone" if name == run.data_claim else ""
-            remedy = f"create it again as ReadWriteMany{clone}"
-        modes = ", ".join(claim["spec"].get("accessModes") or [])
-        message = problem or f"{phase(claim)}, {modes}"
-        findings.append(Finding("bad" if problem else "ok", what, message, remedy))
-    if job := unfinished_owner(api):
+    if run.backend == "local":
+        shared = []  # one pod mounts all
+    names = (run.data_claim, run.work_claim)
+    findings = [_claim(cluster, name, classes, name in shared) for name in names]
+    job = unfinished_owner(cluster.api)
+    if job:
         message = f"steps may not be able to write: job {job} is not complete"
-        remedy = f"kfp-ddp install -n {api.namespace}, with an --image that nodes can pull"
+        remedy = f"kfp-ddp install -n {cluster.api.namespace}, with an --image that nodes can pull"
         findings.append(Finding("bad", "owner of volumes", message, remedy))
     return findings
 
 
-def _problem(namespace: str, claim: Object, classes: Sequence[Object] | None) -> tuple[str, str]:
-    """Return why a PVC cannot be mounted, and the remedy; both '' if it can."""
+def _claim(
+    cluster: CheckContext, name: str, classes: Sequence[Object] | None, shared: bool
+) -> Finding:
+    """Check one PVC; `shared`: the launching step and the workers mount it at once."""
+    what = f"claim {name}"
+    try:
+        claim = cluster.api.get(CLAIMS, name)
+    except ApiError:
+        return Finding("warn", what, "may not be read", ASK_ADMIN)
+    if claim is None:
+        return Finding("bad", what, "does not exist", _install_command(cluster, classes))
+    problem = _binding_problem(cluster.api.namespace, claim, classes)
+    if problem is None and shared:
+        problem = _mounting_problem(cluster, claim)
+    if problem is not None:
+        return Finding("bad", what, problem.what, problem.remedy)
+    modes = ", ".join(claim["spec"].get("accessModes") or [])
+    return Finding("ok", what, f"{phase(claim)}, {modes}")
+
+
+def _mounting_problem(cluster: CheckContext, claim: Object) -> Problem | None:
+    """Return why several pods cannot mount a PVC at once; None if they can."""
+    number = None if cluster.nodes is None else len(cluster.nodes)
+    mode = single_node_mode(claim, number)
+    if not mode:
+        return None
+    unseen = " (the number of nodes cannot be seen)" if number is None else ""
+    is_data = claim["metadata"]["name"] == cluster.run.data_claim
+    clone = ", or give --publish clone" if is_data else ""
+    return Problem(
+        f"is {mode}, and the launching step and the workers mount it at once, on any node{unseen}",
+        f"create it again as ReadWriteMany{clone}",
+    )
+
+
+def _binding_problem(
+    namespace: str, claim: Object, classes: Sequence[Object] | None
+) -> Problem | None:
+    """Return why a PVC has no volume; None if it has one, or will have it with its first pod."""
     name = claim["metadata"]["name"]
+    describe = f"kubectl describe pvc -n {namespace} {name}"
     if claim["metadata"].get("deletionTimestamp"):
-        return "is being deleted", f"kubectl describe pvc -n {namespace} {name} names its last pods"
+        return Problem("is being deleted", f"{describe} names its last pods")
     if phase(claim) == "Lost":
-        return "is Lost: its volume is gone", "delete it, and create it again"
+        return Problem("is Lost: its volume is gone", "delete it, and create it again")
     if phase(claim) != "Pending" or classes is None:
-        return "", ""
+        return None
     known = {item["metadata"]["name"]: item for item in classes}
-    class_name = claim["spec"].get("storageClassName")
+    class_name = claim["spec"].get("storageClassName") or ""
     if class_name and class_name not in known:
-        problem = f"waits for the storage class {class_name}, which does not exist"
-        return problem, f"delete it, and create it again with one of {', '.join(known)}"
-    if known.get(class_name or "", {}).get("volumeBindingMode") == "WaitForFirstConsumer":
-        return "", ""
-    return "is Pending", f"kubectl describe pvc -n {namespace} {name} shows why"
+        return Problem(
+            f"waits for the storage class {class_name}, which does not exist",
+            f"delete it, and create it again with one of {', '.join(known)}",
+        )
+    if known.get(class_name, {}).get("volumeBindingMode") == "WaitForFirstConsumer":
+        return None
+    return Problem("is Pending", f"{describe} shows why")
 
 
 def _install_command(cluster: CheckContext, classes: Sequence[Object] | None) -> str:
@@ -145,20 +174,24 @@ def unfinished_owner(api: Api) -> str:
 
 def storage(cluster: CheckContext) -> list[Finding]:
     """Report the storage classes, and the access modes of existing volumes."""
-    what, classes = "storage classes", items(cluster.api, STORAGE_CLASSES)
+    what = "storage classes"
+    classes = items(cluster.api, STORAGE_CLASSES)
     if classes is None:
         return [Finding("warn", what, "may not be listed", ASK_ADMIN)]
     if not classes:
         remedy = "install a CSI driver whose volumes many nodes can mount"
         return [Finding("warn", what, "none exist", remedy)]
-    volumes = items(cluster.api, VOLUMES) or ()
-    modes = sorted({mode for one in volumes for mode in one["spec"].get("accessModes") or ()})
-    in_use = f"; access modes in use: {', '.join(modes)}" if modes else ""
-    titles = [
-        f"{item['metadata']['name']} ({item['provisioner']}{', default' * is_default(item)})"
-        for item in classes
-    ]
-    return [Finding("ok", what, ", ".join(titles) + in_use)]
+    listed = ", ".join(map(_class_title, classes))
+    modes: set[str] = set()
+    for volume in items(cluster.api, VOLUMES) or ():
+        modes.update(volume["spec"].get("accessModes") or ())
+    in_use = f"; access modes in use: {', '.join(sorted(modes))}" if modes else ""
+    return [Finding("ok", what, listed + in_use)]
+
+
+def _class_title(item: Object) -> str:
+    default = ", default" if is_default(item) else ""
+    return f"{item['metadata']['name']} ({item['provisioner']}{default})"
 
 
 def is_default(item: Object) -> bool:

@@ -3,11 +3,19 @@
 import contextlib
 import importlib.metadata
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from kfp_ddp.checks.access import admitted, rights, secret
 from kfp_ddp.checks.claims import claims, storage
-from kfp_ddp.checks.finding import ASK_ADMIN, CheckContext, Finding, Requirements, items
+from kfp_ddp.checks.finding import (
+    ASK_ADMIN,
+    CheckContext,
+    Finding,
+    Requirements,
+    State,
+    items,
+)
 from kfp_ddp.checks.nodes import gpus, room
 from kfp_ddp.checks.operators import gangs, kserve, operators, queues
 from kfp_ddp.core import config
@@ -23,36 +31,62 @@ from kfp_ddp.k8s.resource import CONFIG_MAPS, JOBS, Resource
 
 POLICIES = Resource("networking.k8s.io/v1", "networkpolicies", role="")
 KFP = (KFP_RUN, "pipelines.kubeflow.org/v2_component", "workflows.argoproj.io/workflow")
-# Policy of deploy/network, labels of the pods that it selects, and directions that a run needs.
+JOB_LABELS = {RUN, *(kind.job_label for kind in KINDS.values())}
+
+
+class Policy(NamedTuple):
+    """A policy of deploy/network."""
+
+    name: str
+    labels: set[str]
+    """Labels of the pods that it selects."""
+    directions: tuple[str, ...]
+    """Directions that a run needs."""
+
+
 OURS = (
-    ("kfp-ddp-steps", {STEP, *KFP}, ("Egress",)),
-    ("kfp-ddp-jobs", {RUN, *(kind.job_label for kind in KINDS.values())}, ("Ingress", "Egress")),
+    Policy("kfp-ddp-steps", {STEP, *KFP}, ("Egress",)),
+    Policy("kfp-ddp-jobs", JOB_LABELS, ("Ingress", "Egress")),
 )
-
-
 # A rule for all connections, and one for all from the namespace.
 OPEN: tuple[Object, ...] = ({}, {"from": [{"podSelector": {}}]})
 
 
 def network(cluster: CheckContext) -> list[Finding]:
     """Check whether policies deny by default what ours allow, while ours are missing."""
-    title, policies = "network policies", items(cluster.api, POLICIES)
+    title = "network policies"
+    policies = items(cluster.api, POLICIES)
     if policies is None:
         return [Finding("warn", title, "may not be read", ASK_ADMIN)]
     specs = {policy["metadata"]["name"]: policy["spec"] for policy in policies}
+    present = [ours.name for ours in OURS if ours.name in specs]
     denying: set[str] = set()
-    for ours, labels, directions in OURS:
-        for direction in directions if ours not in specs else ():
-            of_pods = {n: s for n, s in specs.items() if direction in s.get("policyTypes", ())}
-            of_pods = {n: s for n, s in of_pods.items() if _may_select(s, labels)}
-            rules = [rule for s in of_pods.values() for rule in s.get(direction.lower()) or ()]
-            denying |= set() if any(rule in OPEN for rule in rules) else of_pods.keys()
+    for ours in OURS:
+        if ours.name not in specs:
+            denying |= _denying(specs, ours)
     if denying:
         message = f"{', '.join(sorted(denying))}: what a run connects to is denied by default"
         remedy = f"kfp-ddp install -n {cluster.api.namespace} --network-policy"
         return [Finding("warn", title, message, remedy)]
-    present = [ours for ours, *_ in OURS if ours in specs]
     return [Finding("ok", title, ", ".join(present) or "our pods are not restricted")]
+
+
+def _denying(specs: Mapping[str, Object], ours: Policy) -> set[str]:
+    """Return the policies that deny our pods a direction, as no rule of any of them is open."""
+    denying: set[str] = set()
+    for direction in ours.directions:
+        names = {
+            name
+            for name, spec in specs.items()
+            if direction in spec.get("policyTypes", ()) and _may_select(spec, ours.labels)
+        }
+        if not any(_is_open(specs[name], direction) for name in names):
+            denying |= names
+    return denying
+
+
+def _is_open(spec: Object, direction: str) -> bool:
+    return any(rule in OPEN for rule in spec.get(direction.lower()) or ())
 
 
 def _may_select(spec: Object, labels: set[str]) -> bool:
@@ -71,25 +105,32 @@ def public_images(cluster: CheckContext) -> list[Finding]:
     """Report the ConfigMap of this version, and whether a pod reached the package index."""
     if not Images.create(config.chosen(*SETTINGS)).public:
         return []
-    what, api, name = "public images", cluster.api, map_name()
-    install = f"kfp-ddp install -n {api.namespace}, or set registry for your own images"
+    api = cluster.api
     try:
-        source = api.get(CONFIG_MAPS, name)
+        source = api.get(CONFIG_MAPS, map_name())
         job = api.get(JOBS, INDEX_JOB)
     except ApiError as error:
-        return [Finding("warn", what, error.message, "ask for the right to read ConfigMaps")]
+        remedy = "ask for the right to read ConfigMaps"
+        return [Finding("warn", "public images", error.message, remedy)]
+    return [_source_finding(api.namespace, source, job)]
+
+
+def _source_finding(namespace: str, source: Object | None, job: Object | None) -> Finding:
+    """Judge the ConfigMap with our source, and the job that tries the package index."""
+    what = "public images"
+    name = map_name()
+    install = f"kfp-ddp install -n {namespace}, or set registry for your own images"
     if source is None:
-        return [Finding("warn", what, f"there is no ConfigMap {name} with our source", install)]
+        return Finding("warn", what, f"there is no ConfigMap {name} with our source", install)
     if not has_source(source):
         message = f"{name} has another source than its name: steps refuse it"
-        return [Finding("warn", what, message, install)]
+        return Finding("warn", what, message, install)
     if job is not None and condition(job, "Failed"):
-        remedy = f"kubectl logs -n {api.namespace} job/{INDEX_JOB} shows why; --pip-index-url"
-        return [Finding("bad", what, "pods do not reach the package index", remedy)]
+        remedy = f"kubectl logs -n {namespace} job/{INDEX_JOB} shows why; --pip-index-url"
+        return Finding("bad", what, "pods do not reach the package index", remedy)
     if job is None or not condition(job, "Complete"):
-        message = "not known yet whether pods reach the package index"
-        return [Finding("warn", what, message, install)]
-    return [Finding("ok", what, f"source in {name}, and pods reach the package index")]
+        return Finding("warn", what, "not known yet whether pods reach the package index", install)
+    return Finding("ok", what, f"source in {name}, and pods reach the package index")
 
 
 NEEDED = (2, 17)
@@ -106,7 +147,7 @@ def examine(run: Requirements, version: Callable[[], str]) -> list[Finding]:
         api = Api.connect(run.namespace, run.context)
         kubernetes = api.call("GET", "/version")["gitVersion"]
     except KfpDdpError as error:
-        message = str(error).splitlines()[0].partition("; ")[0]
+        message = error.problem.what.splitlines()[0]
         remedy = "let KUBECONFIG name a cluster that `kubectl cluster-info` reaches"
         unreachable = Finding("bad", "API server", message, remedy)
         return [unreachable, check_kfp(run, version)] if run.host else [unreachable]
@@ -125,21 +166,29 @@ def check_kfp(run: Requirements, version: Callable[[], str]) -> Finding:
     try:
         server = printable(version())[:100]
     except KfpDdpError as error:
-        message, _, remedy = str(error).partition("; ")
-        return Finding("bad" if run.host else "warn", "KFP", message, remedy or LOGIN)
+        problem = error.problem
+        state: State = "bad" if run.host else "warn"
+        return Finding(state, "KFP", problem.what, problem.remedy or LOGIN)
+    return _compared(sdk, server)
+
+
+def _compared(sdk: str, server: str) -> Finding:
+    """Compare two versions of KFP; the server's is a stranger's text."""
     message = f"SDK {sdk}, API server {server}"
-    number, own = _minor(server), _minor(sdk) or NEEDED
+    number = _minor(server)
+    own = _minor(sdk) or NEEDED
     if number is None:  # a server that was built without a tag
         message = f"SDK {sdk}, API server of {server} version"
         return Finding("warn", "KFP", message, "check that its images are of 2.17 or newer")
     if number < NEEDED:
         return Finding("bad", "KFP", message, "upgrade KFP to 2.17 or newer")
-    remedy = ""
-    if number[0] > own[0]:
-        remedy = f"look for a newer kfp-ddp for KFP {number[0]}"
-    elif number < own:
-        remedy = f"compile with kfp {number[0]}.{number[1]}: the server may ignore newer fields"
-    return Finding("warn" if remedy else "ok", "KFP", message, remedy)
+    major, minor = number
+    if major > own[0]:
+        return Finding("warn", "KFP", message, f"look for a newer kfp-ddp for KFP {major}")
+    if number < own:
+        remedy = f"compile with kfp {major}.{minor}: the server may ignore newer fields"
+        return Finding("warn", "KFP", message, remedy)
+    return Finding("ok", "KFP", message)
 
 
 def _minor(version: str) -> tuple[int, int] | None:

@@ -1,9 +1,11 @@
 """Compare the capacity of nodes with the requests of pods."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
 
 from kfp_ddp.checks.finding import CheckContext, Finding
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, Problem
 from kfp_ddp.jobs.fields import is_gpu
 from kfp_ddp.k8s.api import ApiError, Object
 from kfp_ddp.k8s.objects import allocatable, parse_quantity
@@ -11,9 +13,10 @@ from kfp_ddp.plan.form import StepResources
 from kfp_ddp.training.spec.config import TrainConfig
 
 CHOOSE = "give gpus_per_node, 0 to train on CPUs"
-DRIVER, CAPABILITY = 580, (7, 5)
-"""Oldest driver and compute capability of CUDA 13, which the locked torch is built with (release
-notes of CUDA 13.0)."""
+DRIVER = 580
+"""Oldest driver of CUDA 13, which the locked torch is built with (release notes of CUDA 13.0)."""
+CAPABILITY = (7, 5)
+"""Lowest compute capability that it supports."""
 DRIVERS = ("cuda.driver-version.major", "cuda.driver.major")  # of new and of old releases
 LABELS = (*DRIVERS, "gpu.compute.major", "gpu.compute.minor")
 
@@ -33,8 +36,10 @@ def gpus_per_node(nodes: Sequence[Object] | ApiError, resource: str, pods: int) 
     if counts and "/mig-" in resource:
         return 1  # CUDA gives a process no more of such parts
     if counts:
+        # The counts start with the largest node.
         return counts[pods - 1] if pods <= len(counts) else counts[0]
-    if others := sorted(name for name in by_resource if is_gpu(name)):
+    others = sorted(name for name in by_resource if is_gpu(name))
+    if others:
         raise InputError(
             f"no node has {resource}, but there is {', '.join(others)}: "
             f'set job={{"gpu_resource": "{others[0]}"}}, or {CHOOSE}'
@@ -49,9 +54,20 @@ def cpu_warning(nodes: Sequence[Object] | ApiError, resource: str) -> str:
     warning = "no GPU is requested (gpus_per_node=0): this trains on CPUs"
     if isinstance(nodes, ApiError):
         return warning
-    counts = allocatable(nodes)
-    unused = [f"{sum(counts[n])} {n}" for n in sorted(counts) if n == resource or is_gpu(n)]
-    return f"{warning}, though nodes have {' and '.join(unused)}" if unused else warning
+    totals = _gpu_totals(nodes, resource)
+    if not totals:
+        return warning
+    unused = [f"{totals[name]} {name}" for name in sorted(totals)]
+    return f"{warning}, though nodes have {' and '.join(unused)}"
+
+
+def _gpu_totals(nodes: Sequence[Object], resource: str) -> dict[str, int]:
+    """Return how many GPUs all nodes have together, by resource."""
+    return {
+        name: sum(counts)
+        for name, counts in allocatable(nodes).items()
+        if name == resource or is_gpu(name)
+    }
 
 
 def check_on_cpus(config: TrainConfig) -> None:
@@ -67,86 +83,123 @@ def too_large(
     nodes: Sequence[Object] | ApiError, requests: Mapping[str, Mapping[str, str]]
 ) -> list[str]:
     """Return a warning for each pod that fits on no node: `requests` are amounts by resource."""
-    if isinstance(nodes, ApiError) or not nodes:
+    if isinstance(nodes, ApiError):
         return []
+    return [f"{pod} {problem}" for pod, problem in _too_large(nodes, requests)]
+
+
+def _too_large(
+    nodes: Sequence[Object], requests: Mapping[str, Mapping[str, str]]
+) -> Iterator[tuple[str, Problem]]:
+    """Yield each pod that fits on no node, and why."""
+    if not nodes:
+        return
     capacities = [node["status"].get("allocatable") or {} for node in nodes]
-    warnings = []
     for pod, request in requests.items():
         amounts = {name: parse_quantity(value) for name, value in request.items() if value}
-        if not any(
-            all(parse_quantity(capacity.get(name, "0")) >= amounts[name] for name in amounts)
-            for capacity in capacities
-        ):
-            what = " and ".join(f"{request[name]} {name}" for name in amounts)
-            less = "lower evaluate_gpus, or " if any(map(is_gpu, amounts)) else ""
-            warnings.append(
-                f"{pod} requests {what}, which no node has: it waits unless an autoscaler adds "
-                f"nodes; {less}add one that has"
-            )
-    return warnings
+        if any(_has_room(capacity, amounts) for capacity in capacities):
+            continue
+        what = " and ".join(f"{request[name]} {name}" for name in amounts)
+        less = "lower evaluate_gpus, or " if any(map(is_gpu, amounts)) else ""
+        problem = Problem(
+            f"requests {what}, which no node has: it waits unless an autoscaler adds nodes",
+            f"{less}add one that has",
+        )
+        yield pod, problem
+
+
+def _has_room(capacity: Mapping[str, str], amounts: Mapping[str, Fraction]) -> bool:
+    return all(
+        parse_quantity(capacity.get(name, "0")) >= amount for name, amount in amounts.items()
+    )
 
 
 def unfit(nodes: Sequence[Object] | ApiError, resource: str) -> list[str]:
     """Return a warning for each GPU or driver, by NVIDIA's labels, that our images cannot use."""
-    names: dict[tuple[str, str], str] = {}
-    for node in () if isinstance(nodes, ApiError) else nodes:
-        labels = node["metadata"].get("labels") or {}
+    if isinstance(nodes, ApiError):
+        return []
+    return [f"{problem.what}: {problem.remedy}" for problem in _unfit(nodes, resource)]
+
+
+def _unfit(nodes: Sequence[Object], resource: str) -> list[Problem]:
+    """Return each GPU or driver that our images cannot use, with the first node that has it."""
+    first_nodes: dict[tuple[str, str], str] = {}
+    for node in nodes:
         if not allocatable([node]).get(resource):
             continue
-        values = (labels.get(f"nvidia.com/{name}", "") for name in LABELS)
-        new, old, *capability = (int(value) if value.isdecimal() else -1 for value in values)
-        driver, problem = max(new, old), ""
-        if 0 <= driver < DRIVER:
-            problem = f"driver {driver}, and CUDA 13 of our images needs {DRIVER}"
-        if min(capability) >= 0 and tuple(capability) < CAPABILITY:
-            problem = "compute capability {}.{}, which CUDA 13 does not support".format(*capability)
-        if resource.startswith("amd.com/"):
-            problem = f"{resource}, which needs ROCm, and our images have CUDA"
+        labels = node["metadata"].get("labels") or {}
+        problem = _gpu_problem(labels, resource)
         if problem:
             gpu = labels.get("nvidia.com/gpu.product", "its GPU")
-            names.setdefault((gpu, problem), node["metadata"]["name"])
+            first_nodes.setdefault((gpu, problem), node["metadata"]["name"])
+    remedy = (
+        "choose other nodes by job.node_selector, or set job.image to an image with torch for it"
+    )
     return [
-        f"{gpu} of node {name} has {problem}: choose other nodes by job.node_selector, or set "
-        "job.image to an image with torch for it"
-        for (gpu, problem), name in names.items()
+        Problem(f"{gpu} of node {name} has {problem}", remedy)
+        for (gpu, problem), name in first_nodes.items()
     ]
+
+
+class _Gpu(NamedTuple):
+    """What the labels of a node tell of its GPUs; -1 where they tell nothing."""
+
+    driver: int
+    capability: tuple[int, int]
+
+
+def _gpu_of(labels: Mapping[str, str]) -> _Gpu:
+    texts = [labels.get(f"nvidia.com/{name}", "") for name in LABELS]
+    numbers = [int(text) if text.isdecimal() else -1 for text in texts]
+    new, old, major, minor = numbers
+    return _Gpu(max(new, old), (major, minor))
+
+
+def _gpu_problem(labels: Mapping[str, str], resource: str) -> str:
+    """Return why our images cannot use the GPUs of a node; '' if they can, as far as is known."""
+    if resource.startswith("amd.com/"):
+        return f"{resource}, which needs ROCm, and our images have CUDA"
+    driver, capability = _gpu_of(labels)
+    if min(capability) >= 0 and capability < CAPABILITY:
+        major, minor = capability
+        return f"compute capability {major}.{minor}, which CUDA 13 does not support"
+    if 0 <= driver < DRIVER:
+        return f"driver {driver}, and CUDA 13 of our images needs {DRIVER}"
+    return ""
 
 
 def gpus(cluster: CheckContext) -> list[Finding]:
     """Check that enough nodes have enough GPUs."""
-    run, name = cluster.run, cluster.run.gpu_resource
-    minimum = run.gpus_per_node
     if cluster.nodes is None:
         remedy = "run it with an account that may list nodes"
         return [Finding("warn", "GPUs", "nodes may not be listed", remedy)]
-    by_resource = allocatable(cluster.nodes)
-    totals = {key: sum(n) for key, n in by_resource.items() if key == name or is_gpu(key)}
-    message = ", ".join(f"{totals[key]} {key}" for key in sorted(totals)) or "no node has one"
-    counts = by_resource.get(name, [])
-    if minimum == 0 or run.backend == "local":
-        return [Finding("ok", "GPUs", f"{message}; none are requested: training runs on CPUs")]
+    run = cluster.run
+    totals = _gpu_totals(cluster.nodes, run.gpu_resource)
+    listed = ", ".join(f"{totals[name]} {name}" for name in sorted(totals)) or "no node has one"
+    if run.gpus_per_node == 0 or run.backend == "local":
+        return [Finding("ok", "GPUs", f"{listed}; none are requested: training runs on CPUs")]
+    counts = allocatable(cluster.nodes).get(run.gpu_resource, [])
     if not counts and totals:
         remedy = f'set job={{"gpu_resource": "{min(totals)}"}}, here --gpu-resource'
-        return [Finding("bad", "GPUs", f"{message}, and no {name}", remedy)]
-    if not counts and minimum < 0:
+        return [Finding("bad", "GPUs", f"{listed}, and no {run.gpu_resource}", remedy)]
+    if not counts and run.gpus_per_node < 0:
         remedy = "give gpus_per_node: as many as an autoscaler's nodes will have, or 0 for CPUs"
-        return [Finding("bad", "GPUs", message, remedy)]
-    enough = sum(count >= minimum for count in counts)
+        return [Finding("bad", "GPUs", listed, remedy)]
+    enough = sum(count >= run.gpus_per_node for count in counts)
     if enough < run.nodes:
-        message += f"; {enough} node(s) with {max(minimum, 1)} of them, {run.nodes} requested"
+        wanted = f"{max(run.gpus_per_node, 1)} of them, {run.nodes} requested"
+        message = f"{listed}; {enough} node(s) with {wanted}"
         return [Finding("warn", "GPUs", message, "request fewer, unless an autoscaler adds nodes")]
-    if unusable := unfit(cluster.nodes, name):
-        message, _, remedy = unusable[0].rpartition(": ")
-        return [Finding("warn", "GPUs", message, remedy)]
-    return [Finding("ok", "GPUs", message)]
+    unusable = _unfit(cluster.nodes, run.gpu_resource)
+    if unusable:
+        return [Finding("warn", "GPUs", unusable[0].what, unusable[0].remedy)]
+    return [Finding("ok", "GPUs", listed)]
 
 
 def room(cluster: CheckContext) -> list[Finding]:
     """Check that each step with default resources fits on a node."""
-    findings = []
     requests = StepResources().requests_by_step(cluster.run.gpu_resource)
-    for warning in too_large(cluster.nodes or (), requests):
-        message, _, remedy = warning.rpartition("; ")
-        step, _, rest = message.partition(" ")
-        findings.append(Finding("warn", f"room for {step}", rest, remedy))
-    return findings
+    return [
+        Finding("warn", f"room for {step}", problem.what, problem.remedy)
+        for step, problem in _too_large(cluster.nodes or (), requests)
+    ]

@@ -1,13 +1,13 @@
 """Check operators, gang scheduling, queues and KServe."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kfp_ddp.checks.finding import ASK_ADMIN, CheckContext, Finding, State, items
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, Problem
 from kfp_ddp.jobs import kueue
-from kfp_ddp.jobs.gangs import GANGS, QUEUES, gang_scheduling
+from kfp_ddp.jobs.gangs import GANGS, QUEUES, gang_problem
 from kfp_ddp.jobs.kinds import KINDS, Kind
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, ApiError, Object, require
@@ -23,24 +23,43 @@ SERVICE_VERBS = ("get", "list", "watch", "create", "patch")
 
 def operators(cluster: CheckContext) -> list[Finding]:
     """Check the operator of each kind of job; a problem of the run's backend is bad."""
-    api, findings = cluster.api, []
+    findings = []
     for name, kind in KINDS.items():
-        resource, versions, served = kind.resource, [], []
-        with contextlib.suppress(ApiError):
-            versions = api.call("GET", f"/apis/{resource.group}")["versions"]
-            served = api.call("GET", f"/apis/{resource.group_version}")["resources"]
-        remedy = f"install {kind.operator}"
-        if all(one["name"] != resource.plural for one in served):
-            problem = f"{resource.plural}.{resource.group_version} is not served"
-        elif not (problem := _old(api, kind)) and (problem := _stopped(api, kind)):
-            remedy = f"kubectl describe deployments -A -l {kind.operator_selector}"
-        if problem:
+        versions, served = _served(cluster.api, kind)
+        problem = _operator_problem(cluster.api, kind, served)
+        if problem is not None:
             state: State = "bad" if name == cluster.run.backend else "warn"
-            findings.append(Finding(state, kind.title, problem, remedy))
+            findings.append(Finding(state, kind.title, problem.what, problem.remedy))
         else:
-            listed = ", ".join(item["version"] for item in versions)
-            findings.append(Finding("ok", kind.title, f"{resource.group}/{listed}"))
+            listed = ", ".join(versions)
+            message = f"{kind.resource.group}/{listed}"
+            findings.append(Finding("ok", kind.title, message))
     return findings
+
+
+def _served(api: Api, kind: Kind) -> tuple[list[str], set[str]]:
+    """Return the served versions of a kind's group, and the resources of the version in use."""
+    versions: list[str] = []
+    resources: set[str] = set()
+    with contextlib.suppress(ApiError):
+        group = api.call("GET", f"/apis/{kind.resource.group}")
+        versions = [version["version"] for version in group["versions"]]
+        version = api.call("GET", f"/apis/{kind.resource.group_version}")
+        resources = {resource["name"] for resource in version["resources"]}
+    return versions, resources
+
+
+def _operator_problem(api: Api, kind: Kind, served: set[str]) -> Problem | None:
+    """Return why an operator cannot run jobs; None if it can."""
+    resource = kind.resource
+    install = f"install {kind.operator}"
+    if resource.plural not in served:
+        return Problem(f"{resource.plural}.{resource.group_version} is not served", install)
+    if old := _old(api, kind):
+        return Problem(old, install)
+    if stopped := _stopped(api, kind):
+        return Problem(stopped, f"kubectl describe deployments -A -l {kind.operator_selector}")
+    return None
 
 
 def _old(api: Api, kind: Kind) -> str:
@@ -52,18 +71,24 @@ def _old(api: Api, kind: Kind) -> str:
         schemas = api.call("GET", path)["components"]["schemas"]
     except (ApiError, KeyError):
         return ""
-    schema: Object = next((schemas[key] for key in schemas if key.endswith(f".{kind.title}")), {})
+    own = (schemas[key] for key in schemas if key.endswith(f".{kind.title}"))
+    schema: Object = next(own, {})
     part: Object = schema.get("properties", {}).get("spec", {})
     for field in kind.newest_field:
-        part = part.get("items", part).get("properties", {}).get(field, {})
+        part = part.get("items", part)  # of a list
+        part = part.get("properties", {}).get(field, {})
+    if part or not schema:
+        return ""
     missing = ".".join(("spec", *kind.newest_field))
-    return "" if part or not schema else f"is older: its jobs have no {missing}"
+    return f"is older: its jobs have no {missing}"
 
 
 def _stopped(api: Api, kind: Kind) -> str:
     """Return the message for an operator without running pods; '' if none."""
     deployments = items(api, DEPLOYMENTS, kind.operator_selector) or []
-    if not deployments or any(item["status"].get("availableReplicas") for item in deployments):
+    if not deployments:
+        return ""
+    if any(item["status"].get("availableReplicas") for item in deployments):
         return ""
     metadata = deployments[0]["metadata"]
     return f"{metadata['namespace']}/{metadata['name']} is not running"
@@ -76,15 +101,18 @@ def gangs(cluster: CheckContext) -> list[Finding]:
         return []
     spec = LaunchSpec.create(image="any", nodes=run.nodes, scheduler=run.scheduler)
     what = f"gangs of {GANGS[run.scheduler].title}"
-    problem, _, remedy = gang_scheduling(cluster.api, spec).rpartition("; ")
-    state: State = "bad" if problem else "ok"
-    return [Finding(state, what, problem or "PodGroups are served", remedy)]
+    problem = gang_problem(cluster.api, spec)
+    if problem is not None:
+        return [Finding("bad", what, problem.what, problem.remedy)]
+    return [Finding("ok", what, "PodGroups are served")]
 
 
 def queues(cluster: CheckContext) -> list[Finding]:
     """Report the queues of Kueue and Volcano, where they are installed."""
-    api, findings = cluster.api, []
-    for title in ("Kueue", "Volcano"):
+    api = cluster.api
+    create = {"Kueue": f"a LocalQueue in {api.namespace}", "Volcano": "a Queue"}
+    findings = []
+    for title in create:
         what = f"queues of {title}"
         try:
             resource = kueue.resource(api, "localqueues") if title == "Kueue" else QUEUES
@@ -95,14 +123,22 @@ def queues(cluster: CheckContext) -> list[Finding]:
             continue
         if objects is None:
             continue
-        problems = {item["metadata"]["name"]: kueue.inactive(item) for item in objects}
-        message = ", ".join(name + (f" ({why})" if why else "") for name, why in problems.items())
-        remedy = "kubectl describe localqueues and its ClusterQueue" * any(problems.values())
-        if not objects:
-            create = {"Kueue": f"a LocalQueue in {api.namespace}", "Volcano": "a Queue"}
-            message, remedy = "none exist", f"create {create[title]}"
-        findings.append(Finding("warn" if remedy else "ok", what, message, remedy))
+        if objects:
+            findings.append(_queue_finding(what, objects))
+        else:
+            findings.append(Finding("warn", what, "none exist", f"create {create[title]}"))
     return findings
+
+
+def _queue_finding(what: str, queues: Sequence[Object]) -> Finding:
+    """List queues, with why they admit no job."""
+    reasons = {queue["metadata"]["name"]: kueue.inactive(queue) for queue in queues}
+    names = [f"{name} ({reason})" if reason else name for name, reason in reasons.items()]
+    message = ", ".join(names)
+    if any(reasons.values()):
+        remedy = "kubectl describe localqueues and its ClusterQueue"
+        return Finding("warn", what, message, remedy)
+    return Finding("ok", what, message)
 
 
 def kserve(cluster: CheckContext) -> list[Finding]:
@@ -113,8 +149,8 @@ def kserve(cluster: CheckContext) -> list[Finding]:
     try:
         exists = Service(cluster.api, name).find()
     except InputError as error:
-        message, _, remedy = str(error).partition("; ")
-        return [Finding("bad", "KServe", message, remedy)]
+        problem = error.problem
+        return [Finding("bad", "KServe", problem.what, problem.remedy)]
     state = "exists" if exists else "will be created"
     return [Finding("ok", "KServe", f"{API_VERSION}, {name} {state}")]
 

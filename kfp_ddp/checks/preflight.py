@@ -49,10 +49,14 @@ def run(inputs: dict[str, Any]) -> Any:
     InputError: a parameter cannot be used; the first one in the order of the steps.
     """
     settings = with_price(parse(inputs))
-    warnings = [f"warning: {warning}" for check in CHECKS for warning in check(settings) or ()]
+    warnings: list[str] = []
+    for check in CHECKS:
+        warnings += check(settings) or []
+    warnings = [f"warning: {warning}" for warning in warnings]
     settings, notes = sized(settings)
     settings = with_weights(settings, weights_download.find)
-    notes += [settings.start.origin] if settings.start.origin else []
+    if settings.start.origin:
+        notes.append(settings.start.origin)
     plan = _plan(settings)
     _write_summary(inputs["plan_summary"], title(settings), [*notes, *warnings], plan)
     return namedtuple("Plan", plan)(**plan)
@@ -60,15 +64,18 @@ def run(inputs: dict[str, Any]) -> Any:
 
 def with_price(run: Run) -> Run:
     """Return the run with the price of a GPU-hour on the nodes of its job, where that is known."""
-    prices, training = run.supervision.get("prices", {}), run.inputs.get("training", {})
-    if not prices or "gpu_hour_price" in training or run.parameters.backend == "local":
+    prices = run.supervision.get("prices", {})
+    training = run.inputs.get("training", {})
+    if not prices or "gpu_hour_price" in training:
+        return run
+    if run.parameters.backend == "local":
         return run
     selector = run.spec.node_selector
     try:
-        nodes = [one["metadata"].get("labels") or {} for one in schedulable_nodes(Api.connect())]
+        labels = [_labels(node) for node in schedulable_nodes(Api.connect())]
     except ApiError:
-        nodes = []
-    suitable = [node for node in nodes if selector.items() <= node.items()]
+        labels = []
+    suitable = [node for node in labels if selector.items() <= node.items()]
     price = price_on(suitable or [selector], prices)
     return parse({**run.inputs, "training": {**training, "gpu_hour_price": price}})
 
@@ -85,10 +92,10 @@ def _plan(run: Run) -> dict[str, Any]:
     # A launcher needs little, unless it runs the ranks.
     limits = resources(run.spec).get("limits", {}) if run.parameters.backend == "local" else {}
     names = ("sync_cpu", "sync_memory", "evaluate_cpu", "evaluate_memory")
+    job = {name: value for name, value in run.spec.explicit().items() if name not in JOB_INTERNAL}
     return dict(
         training=base_training(run) if run.sweep else training_fields(run.config),
-        job={n: v for n, v in run.spec.explicit().items() if n not in JOB_INTERNAL}
-        | run.supervision,
+        job={**job, **run.supervision},
         sync=run.sync,
         gate=gate,
         measuring=run.measuring,
@@ -123,7 +130,8 @@ def token_of(backend: str) -> str:
 
 def evaluation(steps: StepResources, spec: LaunchSpec) -> dict[str, Any]:
     """Return backend, job settings and GPUs of the evaluation; `spec` is the training job."""
-    backend, gpus = steps.evaluate_backend, steps.evaluate_gpus
+    backend = steps.evaluate_backend
+    gpus = steps.evaluate_gpus
     if backend == "local":
         return {"evaluate_backend": backend, "evaluate_job": {}, "evaluate_gpus": str(gpus or "")}
     excluded = TRAINING_SIZE | set(SET_BY_STEP)
@@ -160,9 +168,12 @@ def check_champion(run: Run, here: bool = False) -> None:
     `here`: on this machine.
     """
     signer = signer_of(run.gate.get("champion_key", ""), "champion_key")
-    champion, own = run.champion, run.parameters.exports
+    champion = run.champion
+    own = run.parameters.exports
     visible = champion and (here or _can_see(open_store(champion)))
-    if visible and champions.find(champion, signer=signer) is None and champion != own:
+    missing = visible and champions.find(champion, signer=signer) is None
+    # Its own exports may still be missing, in the first run.
+    if missing and champion != own:
         exported = f"; this run exports to {own}" if own else ""
         raise InputError(
             f"champion={champion} is not found{exported}: correct it, or give last for the model "
@@ -192,19 +203,18 @@ def check_release(release: Mapping[str, Any], destination: str) -> None:
 def check_publishing(run: Run) -> None:
     """Check that a destination can be written, the release, and the service; creates a folder."""
     destination = run.parameters.destination
-    if destination and _can_see(store := open_store(destination)):
-        store.prepare()
+    if destination:
+        store = open_store(destination)
+        if _can_see(store):
+            store.prepare()
     check_release(run.release, destination)
     check_service(run.release, destination)
 
 
 def check_backend(run: Run) -> list[str]:
     """Check the checkpoint to evaluate, this image, or the cluster: where the run computes."""
-    checkpoint = run.parameters.checkpoint
-    if checkpoint:
-        store = open_store(checkpoint)
-        if store.remote and not store.has_files():
-            raise InputError(f"checkpoint={checkpoint} is not found: correct the URI")
+    if run.parameters.checkpoint:
+        _check_checkpoint(run.parameters.checkpoint)
         return []
     if run.parameters.backend != "local":
         return _check_cluster(run)
@@ -216,36 +226,62 @@ def check_backend(run: Run) -> list[str]:
     ]
 
 
+def _check_checkpoint(uri: str) -> None:
+    """Raise InputError for a checkpoint that is missing in a bucket; no pod sees a folder here."""
+    store = open_store(uri)
+    if store.remote and not store.has_files():
+        raise InputError(f"checkpoint={uri} is not found: correct the URI")
+
+
 def _check_cluster(run: Run) -> list[str]:
     """Return warnings about the job, or raise InputError; sets GPUs that the form leaves open."""
-    api, mounts = Api.connect(), run.mounts
+    api = Api.connect()
     nodes: list[Object] | ApiError
     suitable: list[Object] | ApiError
-    selector = scheduling(run.spec).get("nodeSelector", {}).items()
     try:
         nodes = schedulable_nodes(api)
-        suitable = [n for n in nodes if selector <= (n["metadata"].get("labels") or {}).items()]
+        suitable = _selected(nodes, run.spec)
     except ApiError as error:
-        nodes = suitable = error
+        nodes = error
+        suitable = error
     if run.inputs["gpus_per_node"] == -1 and not run.spec.gpus():
         gpus = gpus_per_node(suitable, run.spec.gpu_resource, run.spec.nodes)
         run.spec = LaunchSpec.create(**{**run.spec.explicit(), "gpus_per_node": gpus})
     spec = run.spec
-    warnings = check_job.check(api, spec.model_copy(update={"claims": {**mounts, **spec.claims}}))
-    work, data = mounts.get(work_dir(), ""), mounts.get(data_dir(), "")
+    claims = {**run.mounts, **spec.claims}
+    warnings = check_job.check(api, spec.model_copy(update={"claims": claims}))
+    warnings += _mode_warnings(api, run, None if isinstance(nodes, ApiError) else len(nodes))
+    if not spec.gpus():
+        check_on_cpus(run.config)
+        warnings.append(cpu_warning(nodes, spec.gpu_resource))
+    uses_gpus = spec.gpus() or run.steps.evaluate_gpus
+    # Only our own images are known to have CUDA.
+    if uses_gpus and "image" not in run.parameters.job:
+        warnings += unfit(suitable, spec.gpu_resource)
+    return warnings + too_large(nodes, run.steps.requests_by_step(spec.gpu_resource))
+
+
+def _selected(nodes: list[Object], spec: LaunchSpec) -> list[Object]:
+    """Return the nodes that the job's selector admits."""
+    selector = scheduling(spec).get("nodeSelector", {})
+    return [node for node in nodes if selector.items() <= _labels(node).items()]
+
+
+def _labels(node: Object) -> dict[str, str]:
+    labels: dict[str, str] = node["metadata"].get("labels") or {}
+    return labels
+
+
+def _mode_warnings(api: Api, run: Run, nodes: int | None) -> list[str]:
+    """Check that all pods can mount the PVCs of the run at once."""
+    work = run.mounts.get(work_dir(), "")
+    data = run.mounts.get(data_dir(), "")
     instead = {
         work: "keep the runs in a bucket, by the pipeline train_resnet_bucket",
         run.dataset.claim: 'set sync={"publish": "clone"}',
     }
-    shared = mounted_at_once(spec, work, data, run.dataset.publish)
-    number = None if isinstance(nodes, ApiError) else len(nodes)
-    warnings += check_modes(api, shared, instead, number, spec.nodes)
-    if not spec.gpus():
-        check_on_cpus(run.config)
-        warnings.append(cpu_warning(nodes, spec.gpu_resource))
-    if (spec.gpus() or run.steps.evaluate_gpus) and "image" not in run.parameters.job:
-        warnings += unfit(suitable, spec.gpu_resource)
-    return warnings + too_large(nodes, run.steps.requests_by_step(spec.gpu_resource))
+    shared = mounted_at_once(run.spec, work, data, run.dataset.publish)
+    return check_modes(api, shared, instead, nodes, run.spec.nodes)
 
 
 def check_evaluation(run: Run) -> list[str]:
@@ -263,32 +299,39 @@ CHECKS: tuple[Callable[[Run], list[str] | None], ...] = (
     *(check_source, check_work, check_publishing, check_champion),
     *(check_backend, check_evaluation),
 )
-"""In the order of the steps; each may return warnings, or raises InputError."""
+"""In the order of the steps; each may return warnings, or raise InputError."""
 
 
 def title(run: Run, gpus: str = "no GPU") -> str:
     """Return what will run, in one line; `gpus` is printed if the number of GPUs is not known."""
-    config, spec, parameters = run.config, run.spec, run.parameters
+    config = run.config
+    parameters = run.parameters
     if parameters.checkpoint:
         return f"evaluation of {parameters.checkpoint} on {parameters.split}, nothing is trained"
     batch = f"batch {config.batch_size}"
     if config.batch_size_per_rank:
         batch = f"batch {config.batch_size_per_rank} a rank"
-    if parameters.backend == "local":
-        number = count_gpus()
-        where = f"local, {plural(number, 'GPU') if number else gpus}"
-    else:
-        limits = resources(spec).get("limits", {})
-        most = " and ".join(f"{limits.get(name, 'any')} {name}" for name in ("cpu", "memory"))
-        gpus = plural(spec.gpus(), "GPU") if spec.gpus() else gpus
-        pods = plural(spec.nodes, "pod")
-        where = f"{parameters.backend} of {pods}, {gpus} each, at most {most}"
+    where = _place(run, gpus)
     epochs = plural(config.epochs, "epoch")
     if parameters.recipe == "auto" and not config.script:
         parts = {"model": config.model, "epochs": epochs, "batch_size": batch}
-        given = ", ".join(part for name, part in parts.items() if config.is_set(name))
-        return f"{given or 'a network'} with settings by images and hardware, {where}"
+        given = [part for name, part in parts.items() if config.is_set(name)]
+        what = ", ".join(given) or "a network"
+        return f"{what} with settings by images and hardware, {where}"
     return f"{config.model} at {config.image_size} px, {epochs}, {batch}, {where}"
+
+
+def _place(run: Run, gpus: str) -> str:
+    """Return where a run trains, and on what."""
+    if run.parameters.backend == "local":
+        number = count_gpus()
+        return f"local, {plural(number, 'GPU') if number else gpus}"
+    limits = resources(run.spec).get("limits", {})
+    most = " and ".join(f"{limits.get(name, 'any')} {name}" for name in ("cpu", "memory"))
+    if run.spec.gpus():
+        gpus = plural(run.spec.gpus(), "GPU")
+    pods = plural(run.spec.nodes, "pod")
+    return f"{run.parameters.backend} of {pods}, {gpus} each, at most {most}"
 
 
 def _write_summary(
@@ -298,10 +341,9 @@ def _write_summary(
     lines = [f"**{title}**", "", *(f"- {note}" for note in notes), ""]
     lines += ["| | Set to |", "|---|---|"]
     for subject, value in plan.items():
-        settings = value.items() if isinstance(value, dict) else [("", value)]
-        lines += [
-            f"| {subject}{name and '.'}{name} | `{json.dumps(setting)}` |"
-            for name, setting in settings
-            if setting != ""
-        ]
+        settings = value if isinstance(value, dict) else {"": value}
+        for name, setting in settings.items():
+            if setting != "":
+                setting_name = f"{subject}.{name}" if name else subject
+                lines.append(f"| {setting_name} | `{json.dumps(setting)}` |")
     write_artifact(summary, "\n".join(lines) + "\n", what=title)

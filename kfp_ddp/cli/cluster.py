@@ -8,7 +8,7 @@ import click
 from kfp_ddp import install as installer
 from kfp_ddp.checks.access import enforced, secret
 from kfp_ddp.checks.claims import unfinished_owner
-from kfp_ddp.checks.finding import CheckContext, Requirements
+from kfp_ddp.checks.finding import CheckContext, Finding, Requirements
 from kfp_ddp.cli.options import (
     AS_JSON,
     configured,
@@ -85,70 +85,106 @@ def install(
     one, nothing is created. A namespace with a quota and no LimitRange also gets one.
     """
     images = Images.create({name: fields.pop(name) for name in SETTINGS})
-    fields["image"], fields["source"] = fields["image"] or images.launcher, images.public
+    fields["image"] = fields["image"] or images.launcher
+    fields["source"] = images.public
     for name in {"data", "work"} - {*CLAIMS[which]}:
         fields[f"{name}_claim"] = ""
     if only_print:
-        import yaml
-
-        target = Installation(**{**fields, "namespace": fields["namespace"] or "kubeflow"})
-        objects = installer.manifests(target)
-        if chown in OWNERS and target.claims:
-            objects.append(installer.owner(target, chown))
-        click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
+        namespace = fields["namespace"] or "kubeflow"
+        target = Installation(**{**fields, "namespace": namespace})
+        _print(target, chown)
         return
     api = Api.connect(fields["namespace"], context)
     target = Installation(**{**fields, "namespace": api.namespace})
     done = _install(api, target, chown, dry_run=dry_run, quiet=as_json)
     (credentials,) = secret(CheckContext(api, Requirements(bucket_secret=bucket_secret), None))
-    refused = [one for one in done if one.state == "refused"]
-    stopped = any(not one.kind.startswith("Cluster") for one in refused)
+    refused = [result for result in done if result.state == "refused"]
+    # Without its part for the cluster an installation works, with fewer rights.
+    stopped = any(not result.kind.startswith("Cluster") for result in refused)
     if as_json:
-        result = {"namespace": api.namespace, "dry_run": dry_run, "ok": not stopped}
-        objects = [one._asdict() for one in done]
-        echo_json({**result, "objects": objects, "secret": credentials._asdict()})
-        sys.exit(int(stopped))
-    if any(one.name.startswith("kfp-ddp-nodes") for one in refused):
-        echo("  → without permission to read nodes, runs need gpus_per_node")
-    echo(f"{MARKS[credentials.state][0]} {credentials.what} {credentials.message}")
+        document = {"namespace": api.namespace, "dry_run": dry_run, "ok": not stopped}
+        objects = [result._asdict() for result in done]
+        echo_json({**document, "objects": objects, "secret": credentials._asdict()})
+    else:
+        if any(result.name.startswith("kfp-ddp-nodes") for result in refused):
+            echo("  → without permission to read nodes, runs need gpus_per_node")
+        _print_next(target, credentials, dry_run)
+    sys.exit(int(stopped))
+
+
+def _print(target: Installation, chown: str) -> None:
+    """Print the manifests, as they are known without a cluster."""
+    import yaml
+
+    objects = installer.manifests(target)
+    if chown in OWNERS and target.claims:
+        objects.append(installer.owner(target, chown))
+    click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
+
+
+def _print_next(target: Installation, credentials: Finding, dry_run: bool) -> None:
+    """Print the state of the bucket's secret, and the next command."""
+    mark, _ = MARKS[credentials.state]
+    echo(f"{mark} {credentials.what} {credentials.message}")
     if credentials.remedy:
         echo(f"  → {credentials.remedy}")
-    account = "pipeline-runner" if api.namespace == "kubeflow" else "default-editor"
     if target.divide_accounts:
         account = STEPS
         echo(f"Runs are divided with --service-account {STEPS} or KFP_DDP_SERVICE_ACCOUNT")
+    else:
+        account = "pipeline-runner" if target.namespace == "kubeflow" else "default-editor"
     if not dry_run:
-        echo(f"Next: kfp-ddp doctor -n {api.namespace} --service-account {account}")
-    sys.exit(int(stopped))
+        echo(f"Next: kfp-ddp doctor -n {target.namespace} --service-account {account}")
 
 
 def _install(
     api: Api, target: Installation, chown: str, *, dry_run: bool, quiet: bool
 ) -> list[Done]:
+    """Create the objects, print the results, and wait until new volumes are writable."""
     installer.check(api, target)
     objects = installer.manifests(target)
     if installer.lacks_limits(api):
         objects.append(installer.limits(target))
     done = installer.apply(api, objects, dry_run=dry_run)
-    fresh = any(one.kind == "PersistentVolumeClaim" and one.state == "made" for one in done)
-    how = chown if chown in OWNERS and target.claims else ""
-    if chown == "auto" and target.claims and (fresh or unfinished_owner(api)):
-        how = "group" if enforced(api) == "restricted" else "root"
+    how = _owner(api, target, chown, done)
     job = installer.owner(target, how) if how else None
     if target.source and not dry_run:
         done += installer.replace(api, installer.index(target))
     if job and not dry_run:
         done += installer.replace(api, job)
-    for one in () if quiet else done:
-        mark = "!" if one.state == "refused" else "✓"
-        word = WORDS.get(one.state, one.state)
-        would = "would be " if dry_run and one.state in ("made", "changed") else ""
-        message = f": {one.message}" if one.message else ""
-        echo(f"{mark} {one.kind} {one.name} {would}{word}{message}")
+    if not quiet:
+        for result in done:
+            echo(_line(result, dry_run))
     if job and not dry_run:
+        name = job["metadata"]["name"]
         for reason in installer.wait(api, job):
-            echo(f"  {job['metadata']['name']} waits: {reason}", err=True)
+            echo(f"  {name} waits: {reason}", err=True)
     return done
+
+
+def _owner(api: Api, target: Installation, chown: str, done: list[Done]) -> str:
+    """Return which job of OWNERS makes the volumes writable; '' for none."""
+    if not target.claims:
+        return ""
+    if chown in OWNERS:
+        return chown
+    if chown == "no":
+        return ""
+    # Auto: new volumes need it, and so do those of a job that did not complete.
+    new = [result for result in done if result.state == "made"]
+    has_new_volume = any(result.kind == "PersistentVolumeClaim" for result in new)
+    if not has_new_volume and not unfinished_owner(api):
+        return ""
+    return "group" if enforced(api) == "restricted" else "root"
+
+
+def _line(result: Done, dry_run: bool) -> str:
+    mark = "!" if result.state == "refused" else "✓"
+    word = WORDS.get(result.state, result.state)
+    if dry_run and result.state in ("made", "changed"):
+        word = f"would be {word}"
+    message = f": {result.message}" if result.message else ""
+    return f"{mark} {result.kind} {result.name} {word}{message}"
 
 
 MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
@@ -183,11 +219,16 @@ def doctor(connection: Connection, as_json: bool, **fields: Any) -> None:
         objects = [finding._asdict() for finding in findings]
         echo_json({"ok": not worst, "findings": objects})
     else:
-        width = max(len(finding.what) for finding in findings)
-        for finding in findings:
-            mark, color = MARKS[finding.state]
-            click.secho(mark, fg=color, nl=False)
-            echo(f" {finding.what:{width}}  {finding.message}")
-            if finding.remedy:
-                echo(f"  {'':{width}}  → {finding.remedy}")
-    sys.exit(1 if worst else 0)
+        _print_findings(findings)
+    sys.exit(int(worst))
+
+
+def _print_findings(findings: list[Finding]) -> None:
+    """Print each finding in a line, with its remedy below it."""
+    width = max(len(finding.what) for finding in findings)
+    for finding in findings:
+        mark, color = MARKS[finding.state]
+        click.secho(mark, fg=color, nl=False)
+        echo(f" {finding.what:{width}}  {finding.message}")
+        if finding.remedy:
+            echo(f"  {'':{width}}  → {finding.remedy}")

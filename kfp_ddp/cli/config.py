@@ -1,6 +1,7 @@
 """`kfp-ddp config` and `settings`: settings of this program, and of a run."""
 
 import shutil
+from collections.abc import Container
 
 import click
 
@@ -42,14 +43,20 @@ def show(origin: bool, as_json: bool) -> None:
     if as_json:
         echo_json({name: setting._asdict() for name, setting in settings.items()})
         return
-    values = {
-        name: str(one.value).lower() if isinstance(one.value, bool) else str(one.value)
-        for name, one in settings.items()
-    }
-    width, most = max(map(len, settings)), max(map(len, values.values()))
-    for name, value in values.items():
-        text = f"{value:{most}}  ({settings[name].origin})" if origin else value
-        echo(f"{name:{width}}  {text}".rstrip())
+    texts = {name: _value_text(setting.value) for name, setting in settings.items()}
+    name_width = max(map(len, settings))
+    text_width = max(map(len, texts.values()))
+    for name, text in texts.items():
+        if origin:
+            text = f"{text:{text_width}}  ({settings[name].origin})"
+        echo(f"{name:{name_width}}  {text}".rstrip())
+
+
+def _value_text(value: object) -> str:
+    """Return a value as it is written in the file."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 @click.command("settings")
@@ -71,26 +78,35 @@ def settings(word: str, as_json: bool) -> None:
 
     parameters = form_of("train_resnet").parameters
     boxes = {name: spec.get("defaultValue", "") for name, spec in parameters.items()}
+    # KFP has no whole numbers.
     whole = {name: int(value) for name, value in boxes.items() if isinstance(value, float)}
-    every = list(described_settings(boxes | whole))  # KFP has no whole numbers
+    known = list(described_settings(boxes | whole))
     part = word.casefold()
-    rows = [
-        row
-        for row in every
-        if part in f"{row['name']} {row['meaning']}".casefold() or row["name"] == ALIASES.get(part)
-    ]
+    alias = ALIASES.get(part)
+    rows = [row for row in known if part in _text(row) or row["name"] == alias]
     if not rows:
-        near = nearest(word, [row["name"] for row in every])
-        raise InputError(f"no setting has {word!r}{near and f'; did you mean {near!r}?'}")
+        near = nearest(word, [row["name"] for row in known])
+        meant = f"; did you mean {near!r}?" if near else ""
+        raise InputError(f"no setting has {word!r}{meant}")
     if as_json:
         echo_json(rows)
-        return
+    else:
+        _print_tables(rows, boxes)
+
+
+def _text(row: dict[str, str]) -> str:
+    return f"{row['name']} {row['meaning']}".casefold()
+
+
+def _print_tables(rows: list[dict[str, str]], boxes: Container[str]) -> None:
+    """Print a table for the form's boxes, one for each mapping, and one for other boxes."""
     formatter = click.HelpFormatter(width=min(shutil.get_terminal_size().columns, 120))
     sections: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
         own = "boxes of the form" if row["name"] in boxes else "boxes of other pipelines"
-        line = f"{row['name']}={row['default']}", " ".join((row["meaning"], row["choices"]))
-        sections.setdefault(row["mapping"] or own, []).append(line)
+        title = row["mapping"] or own
+        cells = (f"{row['name']}={row['default']}", f"{row['meaning']} {row['choices']}")
+        sections.setdefault(title, []).append(cells)
     for title, table in sections.items():
         with formatter.section(title):
             formatter.write_dl(table, col_max=30)

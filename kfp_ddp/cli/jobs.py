@@ -44,11 +44,13 @@ def manifest(
         fields["code"] = pack(archive_of(folder), ARCHIVE)
     spec = payload.bring(specification({}, None, **fields, kind=kind), None)
     identity = identify(run_id, task_name, "", spec)
-    printed, map_name = [], ""
+    printed = []
+    map_name = ""
     if payload.files(spec):
-        printed.append(script_map(spec, identity, None))
-        map_name = printed[0]["metadata"]["name"]
-        printed[0]["metadata"]["namespace"] = namespace
+        code = script_map(spec, identity, None)
+        code["metadata"]["namespace"] = namespace
+        map_name = code["metadata"]["name"]
+        printed.append(code)
     meta = metadata(spec, identity, namespace, 0, None)
     printed.append(spec.job_kind.manifest(spec, meta, map_name))
     text = yaml.dump_all(printed, Dumper=_Readable, sort_keys=False, allow_unicode=True)
@@ -63,7 +65,11 @@ class _Readable(yaml.SafeDumper):
     def represent_str(self, data: str) -> yaml.ScalarNode:
         """Return the node of a string, a block if YAML allows it."""
         plain = all(char == "\n" or char.isprintable() for char in data)
-        style = ("|" if "\n" in data else None) if plain else '"'
+        style = None
+        if not plain:
+            style = '"'
+        elif "\n" in data:
+            style = "|"
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
 

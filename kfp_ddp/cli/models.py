@@ -4,7 +4,7 @@ import os
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -33,12 +33,8 @@ def models(name: str, destination: str, as_json: bool) -> None:
     if name:
         versions = models.Model(where, name).versions()
         changes = [change.model_dump() for change in history(where, name)]
-        lines = [_line(version) for version in versions]
-        for one in changes:
-            by = f" by {one['by']}" if one["by"] else ""
-            replaced = one["replaced"] or "none"
-            lines.append(f"{one['at'][:16]} {one['version']} replaced {replaced}{by}")
         rows = [asdict(version) for version in versions]
+        lines = [*map(_line, versions), *map(_change_line, changes)]
         show(as_json, {"name": name, "versions": rows, "champions": changes}, *lines)
         return
     known = list_versions(where)
@@ -101,6 +97,12 @@ def _print_change(name: str, change: tuple[str, str], as_json: bool) -> None:
     show(as_json, {"name": name, "champion": champion, "replaced": replaced}, line)
 
 
+def _change_line(change: dict[str, Any]) -> str:
+    by = f" by {change['by']}" if change["by"] else ""
+    replaced = change["replaced"] or "none"
+    return f"{change['at'][:16]} {change['version']} replaced {replaced}{by}"
+
+
 def _line(version: "ModelVersion") -> str:
     mark = "champion" if version.champion else ""
     if version.damaged:
@@ -147,7 +149,8 @@ def sign(bundle: str, key: Path | None, signature: Path | None) -> None:
     opened = open_bundle(bundle, ADVICE)
     if key is not None:
         secret = private_key(_content(key), os.environ.get(PASSWORD, ""), f"--key {key}")
-        content, signer = make(opened, secret), key_signer(secret.public_key()).name
+        content = make(opened, secret)
+        signer = key_signer(secret.public_key()).name
     elif signature is not None:
         content = _content(signature)
         check_fits(opened, content)
@@ -198,7 +201,8 @@ def verify(
         raise InputError("--signature needs its signer: give --key, or --identity")
     opened = open_bundle(bundle, ADVICE)
     check(opened, signer, _content(signature) if signature is not None else None)
-    count, size = len(opened.listed or ()), opened.verify()
+    count = len(opened.listed or ())
+    size = opened.verify()
     exported = str(opened.lineage().get("exported_at") or "")
     if name and opened.model_name != name:
         raise InputError(f"{opened.uri} is of the model {opened.model_name}, not {name}: {ADVICE}")
@@ -207,10 +211,14 @@ def verify(
         raise InputError(f"{opened.uri} was exported {at}, before --since: {ADVICE}")
     by = signer.name if signer is not None else ""
     signed = opened.signature is not None
+    if by:
+        end = f"signed by {by}"
+    elif signed:
+        end = "signed, not checked: give --key, or --identity and --issuer"
+    else:
+        end = "not signed"
     facts = {"uri": opened.uri, "version": opened.version, "files": count, "size": size}
     facts |= {"name": opened.model_name, "exported_at": exported, "signed": signed, "by": by}
-    unchecked = "signed, not checked: give --key, or --identity and --issuer"
-    end = f"signed by {by}" if by else unchecked if signed else "not signed"
     show(as_json, facts, f"{opened.uri}: complete, {count} files, {size / 1e6:.1f} MB", end)
 
 
@@ -220,7 +228,8 @@ def find_signer(
     """Return the required signer or None; raise InputError for a wrong set of options, or key."""
     from kfp_ddp.models.signature import identity_signer, key_signer, public_key
 
-    if key is not None and (identity or issuer or trust):
+    by_identity = identity or issuer or trust
+    if key is not None and by_identity:
         raise InputError("--key and --identity exclude each other: give one of them")
     if key is not None:
         return key_signer(public_key(_content(key), f"--key {key}"))
@@ -264,8 +273,11 @@ def gc(
     from kfp_ddp.client.models import bundles, copies, open_models
     from kfp_ddp.k8s.api import Api
 
-    api, where = Api.connect(namespace, context), open_models(destination) if destination else None
-    for rehearsal in (True,) if dry_run else (True, False):
+    api = Api.connect(namespace, context)
+    where = open_models(destination) if destination else None
+    # The rehearsal shows what will go, before anything does.
+    rounds = (True,) if dry_run else (True, False)
+    for rehearsal in rounds:
         lines = [f"claim {name}" for name in copies(api, keep, dry_run=rehearsal)]
         if where is not None:
             names = bundles(api, where, keep, dry_run=rehearsal)

@@ -110,7 +110,8 @@ def field_option(
 
     `short` are further flags, `more` replaces arguments of click's.
     """
-    about, kind = field.metadata, field.type
+    about = field.metadata
+    kind = field.type
     flag = f"--{field.name.replace('_', '-')}"
     option: dict[str, Any] = {"help": about["description"], "default": field.default, **more}
     if kind is bool:
@@ -121,8 +122,8 @@ def field_option(
     elif kind is int:
         option["type"] = click.IntRange(about.get("ge"), about.get("le"))
     elif kind is float:
-        least, open_ = about.get("ge", about.get("gt")), "gt" in about
-        option["type"] = _Number(least, about.get("le"), min_open=open_)
+        least = about.get("ge", about.get("gt"))
+        option["type"] = _Number(least, about.get("le"), min_open="gt" in about)
     elif choices := typing.get_args(kind):
         option["type"] = click.Choice(choices)
     return click.option(flag, *short, field.name, **option)
@@ -140,7 +141,8 @@ def model_options(
     """Add an option for each of these fields of a model, with its meaning, default and choices."""
 
     def option(name: str) -> Callable[[Any], Any]:
-        field, choices = model.model_fields[name], model.choices(name)
+        field = model.model_fields[name]
+        choices = model.choices(name)
         about: dict[str, Any] = {"help": field.description, "default": field.default}
         about["type"] = click.Choice(choices) if choices else field.annotation
         return click.option(f"--{name.replace('_', '-')}", **{**about, **more})

@@ -177,10 +177,15 @@ def tensorboard(runs: tuple[str, ...], port: int | None, client: "Client") -> No
 
     with tempfile.TemporaryDirectory() as scratch:
         log_dir = tensorboard.LogDir(Path(scratch, "shown"))
-        folders = {_title(word, runs): Path(word) for word in runs if Path(word).is_dir()}
-        infos = [client.get_run(word).info for word in runs if not Path(word).is_dir()]
-        titles = (re.sub(r"[^\w. -]", "-", f"{info.name} {info.id[:8]}") for info in infos)
-        remote = {title: info.files() for title, info in zip(titles, infos, strict=True)}
+        folders: dict[str, Path] = {}
+        remote = {}
+        for word in runs:
+            if Path(word).is_dir():
+                folders[_title(word, runs)] = Path(word)
+            else:
+                info = client.get_run(word).info
+                title = re.sub(r"[^\w. -]", "-", f"{info.name} {info.id[:8]}")
+                remote[title] = info.files()
 
         def update() -> None:
             for title, files in remote.items():
@@ -195,9 +200,12 @@ def tensorboard(runs: tuple[str, ...], port: int | None, client: "Client") -> No
 
 def _title(folder: str, others: tuple[str, ...]) -> str:
     """Return a folder's name, or its full path if another one has the same name."""
-    name = Path(folder).resolve().name
-    same = {Path(one).resolve() for one in others if Path(one).resolve().name == name}
-    return name if len(same) == 1 else str(Path(folder).resolve()).strip("/").replace("/", "-")
+    path = Path(folder).resolve()
+    paths = {Path(other).resolve() for other in others}
+    alike = [other for other in paths if other.name == path.name]
+    if len(alike) == 1:
+        return path.name
+    return str(path).strip("/").replace("/", "-")
 
 
 PATTERNS = ("{}", "*/{}", "work/*/*/{}")

@@ -1,5 +1,6 @@
 """`kfp-ddp run` and `demo`: train on images, or run any pipeline, here or on KFP."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +41,32 @@ class RunCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from kfp_ddp.core.settings import nearest
-            from kfp_ddp.plan.form import MODELS, SUBJECTS
+            meant = self._meant(error.option_name)
+            hint = f"; did you mean {meant}?" if meant else ""
+            raise click.UsageError(f"There is no option {error.option_name}{hint}", ctx) from None
 
-            models = (*MODELS, *(model for models in SUBJECTS.values() for model in models))
-            fields = {name for model in models for name in model.model_fields} - SUBJECTS.keys()
-            names = (name for one in self.params for name in one.opts if name.startswith("--"))
-            options = {name[2:].replace("-", "_") for name in names}
-            key = error.option_name.lstrip("-").replace("-", "_")
-            near = nearest(key, sorted(fields | options))
-            like = f"--{near.replace('_', '-')}" if near in options else f"--set {near}=VALUE"
-            what = f"There is no option {error.option_name}{near and f'; did you mean {like}?'}"
-            raise click.UsageError(what, ctx) from None
+    def _meant(self, unknown: str) -> str:
+        """Return the option or the setting with a name near to an unknown one; '' for none."""
+        from kfp_ddp.core.settings import nearest
+
+        options: set[str] = set()
+        for parameter in self.params:
+            flags = [flag for flag in parameter.opts if flag.startswith("--")]
+            options |= {flag[2:].replace("-", "_") for flag in flags}
+        key = unknown.lstrip("-").replace("-", "_")
+        near = nearest(key, sorted(options | _settings()))
+        if near in options:
+            return f"--{near.replace('_', '-')}"
+        return f"--set {near}=VALUE" if near else ""
+
+
+def _settings() -> set[str]:
+    """Return the names of all settings of a run."""
+    from kfp_ddp.plan.form import MODELS, SUBJECTS
+
+    models = itertools.chain(MODELS, *SUBJECTS.values())
+    fields = {name for model in models for name in model.model_fields}
+    return fields - SUBJECTS.keys()
 
 
 @click.command("run", cls=RunCommand)
@@ -119,7 +134,8 @@ def run(connection: Connection, source: str, local: bool, **options: Any) -> Non
     kfp-ddp run gs://bucket/flowers --pipeline retrain --dry-run
     """
     for name in SHORTCUTS:
-        if (value := options.pop(name)) is not None:
+        value = options.pop(name)
+        if value is not None:
             options["words"] = (*options["words"], f"{name}={value}")
     if not source and not options["pipeline"]:
         raise click.UsageError("Give a SOURCE, a FILE or --pipeline.")
@@ -135,7 +151,8 @@ def run(connection: Connection, source: str, local: bool, **options: Any) -> Non
     if is_on_command_line("destination"):
         options["words"] = (*options["words"], f"destination={options['destination']}")
     command = runs.Command(source, **{name: options[name] for name in runs.Command._fields[1:]})
-    pipeline, ranks = options["pipeline"], options["ranks"] or 0
+    pipeline = options["pipeline"]
+    ranks = options["ranks"] or 0
     run_and_print(lambda: runs.execute(command, pipeline, ranks), options["as_json"])
 
 
@@ -179,11 +196,11 @@ def _run_on_kfp(connection: Connection, source: str, options: dict[str, Any]) ->
     from kfp_ddp.client.api import Client
     from kfp_ddp.client.run.follow import check_success, until_over
 
-    as_json, waits = options["as_json"], options["follow"] or options["wait"]
+    as_json = options["as_json"]
+    waits = options["follow"] or options["wait"]
     settings = {name: options[name] for name in (*RUN_SETTINGS, "destination", *SETTINGS)}
     with Client(connection=connection, **settings) as client:
-        pipeline, name = options["pipeline"], options["name"]
-        request = client.plan(source, pipeline, name, inputs(options))
+        request = client.plan(source, options["pipeline"], options["name"], inputs(options))
         if options["dry_run"]:
             preview = request.preview()
             text = yaml.safe_dump(preview, sort_keys=False, allow_unicode=True)

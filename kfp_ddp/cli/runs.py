@@ -11,6 +11,8 @@ from kfp_ddp.core.text import printable
 if TYPE_CHECKING:
     from kfp_ddp.client.api import Client
     from kfp_ddp.client.run.description import Description
+    from kfp_ddp.client.run.run_info import RunInfo
+    from kfp_ddp.runs.record import TaskRecord
 
 
 @click.command("runs")
@@ -65,7 +67,8 @@ def status(client: "Client", run: str, watch: bool, as_json: bool) -> None:
     from kfp_ddp.client.kfp.steps import OVER, documents
     from kfp_ddp.client.run.follow import check_success, console, tree, until_over, watched
 
-    finder, info = client.finder, client.get_run(run).info
+    finder = client.finder
+    info = client.get_run(run).info
     if watch:
         info = until_over(finder, info, to_stderr=as_json)
     _, progress = watched(finder, info)
@@ -174,31 +177,20 @@ def logs(run: str, step: str, follow: bool, every: bool, client: "Client") -> No
 
 
 def _description_lines(description: "Description") -> Iterator[str]:
-    from kfp_ddp.jobs.progress import clock
-
-    run = description.run
-    seconds = run.end and run.start and (run.end - run.start).total_seconds()
-    start = f", started {run.start:%Y-%m-%d %H:%M} UTC" if run.start else ""
-    yield f"{run.name}  {run.state}{f' after {clock(seconds)}' if seconds else ''}{start}"
-    facts = {"id": run.id, "page": run.page, "step": description.step, "cause": description.cause}
-    yield from (f"  {name:<12}{text}" for name, text in facts.items() if text)
+    yield _headline(description.run)
+    facts = {
+        "id": description.run.id,
+        "page": description.run.page,
+        "step": description.step,
+        "cause": description.cause,
+    }
+    for name, text in facts.items():
+        if text:
+            yield f"  {name:<12}{text}"
     for pod, reason in description.waiting():
         yield f"  waiting     {pod}: {reason}"
-    for one in description.trainings:
-        training = one.document()
-        if one.settings or one.checkpoint is not None:  # else it was only evaluated
-            checkpoint = "none" if one.checkpoint is None else f"step {one.checkpoint}"
-            progress = training["progress"] or "no step yet"
-            if record := one.evaluation:  # of the best checkpoint, which may not be the newest
-                checkpoint = f"step {record.step}"
-                progress = f"{record.split} accuracy {record.accuracy:.1%}"
-            yield f"  checkpoint  {checkpoint} of {one.task}; {progress}"
-        if one.cost.gpu_hours:
-            yield f"  cost        {one.cost}"
-        if training["verdict"]:
-            yield f"  gate        {training['verdict']}"
-        if training["bundle"]:
-            yield f"  bundle      {training['bundle']}{' (champion)' * training['champion']}"
+    for training in description.trainings:
+        yield from _training_lines(training)
     for event in description.events[-EVENTS:]:
         times = f" ({event.times} times)" if event.times > 1 else ""
         yield f"  event       {event.object}: {event.reason}: {event.message}{times}"
@@ -206,3 +198,41 @@ def _description_lines(description: "Description") -> Iterator[str]:
         yield f"  note        {note}"
     for line, purpose in description.next():
         yield f"  next        {line}   # {purpose}"
+
+
+def _headline(run: "RunInfo") -> str:
+    from kfp_ddp.jobs.progress import clock
+
+    line = f"{run.name}  {run.state}"
+    if run.start and run.end:
+        seconds = (run.end - run.start).total_seconds()
+        if seconds:
+            line += f" after {clock(seconds)}"
+    if run.start:
+        line += f", started {run.start:%Y-%m-%d %H:%M} UTC"
+    return line
+
+
+def _training_lines(training: "TaskRecord") -> Iterator[str]:
+    document = training.document()
+    was_trained = training.settings or training.checkpoint is not None
+    if was_trained:  # else it was only evaluated
+        yield f"  checkpoint  {_checkpoint(training)}"
+    if training.cost.gpu_hours:
+        yield f"  cost        {training.cost}"
+    if document["verdict"]:
+        yield f"  gate        {document['verdict']}"
+    if document["bundle"]:
+        champion = " (champion)" if document["champion"] else ""
+        yield f"  bundle      {document['bundle']}{champion}"
+
+
+def _checkpoint(training: "TaskRecord") -> str:
+    """Return the best checkpoint, if it was evaluated, else the newest, with the progress."""
+    record = training.evaluation
+    if record:
+        accuracy = f"{record.split} accuracy {record.accuracy:.1%}"
+        return f"step {record.step} of {training.task}; {accuracy}"
+    checkpoint = "none" if training.checkpoint is None else f"step {training.checkpoint}"
+    progress = training.document()["progress"] or "no step yet"
+    return f"{checkpoint} of {training.task}; {progress}"

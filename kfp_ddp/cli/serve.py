@@ -9,9 +9,9 @@ import socket
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import yaml
@@ -92,34 +92,63 @@ def predict(
 
     model = load(bundle, signer, allow_code=allow_code)
     paths = [path for word in pictures for path in _pictures(Path(word))]
-    width = max(len(printable(str(path))) for path in paths)
-    if sys.stdout.isatty():
-        width = min(width, shutil.get_terminal_size().columns // 2)
-    folders = _folder_names(model.classes)
-    answers: list[dict[str, Any]] = []
+    outputs = _Outputs(table, into, explain)
+    width = 0 if as_json else _name_width(paths)
     with writing(table or into or explain or Path()):
-        if table is not None:
-            table.open("a").close()  # before a long computation
-        for start in range(0, len(paths), BATCH):
-            batch = paths[start : start + BATCH]
-            answers += _answers(model, batch, top)
-            for path, answer in zip(batch, answers[start:], strict=True):
-                if not as_json:
-                    _print_classes(answer, width)
-                if "error" in answer:
-                    continue
-                name = answer["classes"][0]["class"]
-                if into is not None:
-                    shutil.copy2(path, _new_file(into / folders[name], path.name))
-                if explain is not None:
-                    _explain(model, path, name, _new_file(explain, f"{path.stem}.png"))
-        if table is not None:
-            write_table(table, answers, min(top, len(model.classes)))
+        answers = _predict(model, paths, top, outputs, width)
     if as_json:
         echo_json({"bundle": bundle, "runtime": model.runtime, "pictures": answers})
     failed = sum("error" in answer for answer in answers)
     if failed:
         raise InputError(f"{failed} of {plural(len(answers), 'picture')} cannot be read")
+
+
+class _Outputs(NamedTuple):
+    """Where the results of predictions go, besides the terminal."""
+
+    table: Path | None
+    into: Path | None
+    explain: Path | None
+
+
+def _predict(
+    model: "Model", paths: Sequence[Path], top: int, outputs: _Outputs, width: int
+) -> list[dict[str, Any]]:
+    """Classify pictures, and write the outputs; with a width, print each as it is known."""
+    if outputs.table is not None:
+        outputs.table.open("a").close()  # before a long computation
+    folders = _folder_names(model.classes)
+    answers = []
+    for path, answer in _classified(model, paths, top):
+        answers.append(answer)
+        if width:
+            _print_classes(answer, width)
+        if "error" in answer:
+            continue
+        name = answer["classes"][0]["class"]
+        if outputs.into is not None:
+            shutil.copy2(path, _new_file(outputs.into / folders[name], path.name))
+        if outputs.explain is not None:
+            _explain(model, path, name, _new_file(outputs.explain, f"{path.stem}.png"))
+    if outputs.table is not None:
+        write_table(outputs.table, answers, min(top, len(model.classes)))
+    return answers
+
+
+def _classified(
+    model: "Model", paths: Sequence[Path], top: int
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for start in range(0, len(paths), BATCH):
+        batch = [*paths[start : start + BATCH]]
+        yield from zip(batch, _answers(model, batch, top), strict=True)
+
+
+def _name_width(paths: Sequence[Path]) -> int:
+    """Return the width of the column of names; in a terminal at most half of it."""
+    width = max(len(printable(str(path))) for path in paths)
+    if sys.stdout.isatty():
+        return min(width, shutil.get_terminal_size().columns // 2)
+    return width
 
 
 def _compare(
@@ -134,7 +163,8 @@ def _compare(
     from kfp_ddp.evaluation.request import PredictionRequest
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-        table, options = f"{folder}/table.csv", {"allow_code": allow_code}
+        table = f"{folder}/table.csv"
+        options = {"allow_code": allow_code}
         request = PredictionRequest.from_inputs(pictures[0], bundle, table, options)
         predict_share(request, signer=signer)
         drift = Table(table).read_record()["drift"]
@@ -152,13 +182,19 @@ def _run_pipeline(context: click.Context, addresses: list[str], words: Sequence[
 
     given = {name: value for name, value in context.params.items() if value and name != "top"}
     allowed = {"bundle", "pictures", "job", "words", "as_json", "allow_code"}
-    if not context.params["job"] or len(addresses) > 2 or given.keys() - allowed:
+    suits = len(addresses) <= 2 and given.keys() <= allowed
+    if not suits or not context.params["job"]:
         raise click.UsageError("Give BUNDLE PICTURE..., or BUNDLE SOURCE --job --set table=URI.")
     *bundle, source = addresses  # `--set bundle=URI` is one more way
-    settings = [*(f"bundle={one}" for one in bundle), *words]
-    settings += ["prediction.allow_code=true"] * ("allow_code" in given)
-    flags = ["--pipeline", "batch_predict", *(f"--set={one}" for one in settings)]
-    run.main([source, *flags, *["--json"] * ("as_json" in given)], standalone_mode=False)
+    settings = [f"bundle={address}" for address in bundle]
+    settings += words
+    if "allow_code" in given:
+        settings.append("prediction.allow_code=true")
+    arguments = [source, "--pipeline", "batch_predict"]
+    arguments += [f"--set={setting}" for setting in settings]
+    if "as_json" in given:
+        arguments.append("--json")
+    run.main(arguments, standalone_mode=False)
 
 
 def _pictures(path: Path) -> list[Path]:
@@ -167,7 +203,8 @@ def _pictures(path: Path) -> list[Path]:
 
     if not path.is_dir():
         return [path]
-    files = sorted(file for file in path.rglob("*") if is_image(file.name) and file.is_file())
+    images = [file for file in path.rglob("*") if is_image(file.name)]
+    files = sorted(file for file in images if file.is_file())
     if not files:
         raise InputError(
             f"folder {path} contains no pictures ({', '.join(SUFFIXES)}); name another"
@@ -196,17 +233,22 @@ def _print_classes(answer: dict[str, Any], width: int) -> None:
         echo(f"error: {answer['error']}", err=True)
         return
     name = printable(answer["picture"])
-    name = name if len(name) <= width else f"…{name[1 - width :]}"
-    text = "  ".join(f"{one['class']} {one['probability']:.1%}" for one in answer["classes"])
-    echo(f"{name:<{width}}  {text}")
+    if len(name) > width:
+        name = f"…{name[1 - width :]}"
+    classes = [f"{row['class']} {row['probability']:.1%}" for row in answer["classes"]]
+    echo(f"{name:<{width}}  {'  '.join(classes)}")
 
 
 def write_table(file: Path, answers: list[dict[str, Any]], top: int) -> None:
     """Write a CSV with the likeliest classes, or the error, of each picture."""
-    names = [name for at in range(1, top + 1) for name in (f"class {at}", f"probability {at}")]
+    names: list[str] = []
+    for rank in range(1, top + 1):
+        names += [f"class {rank}", f"probability {rank}"]
     rows: list[list[Any]] = [["picture", *names, "error"]]
     for answer in answers:
-        values = [value for one in answer.get("classes", ()) for value in one.values()]
+        values: list[Any] = []
+        for likely in answer.get("classes", ()):
+            values += likely.values()
         values += [""] * (len(names) - len(values))
         rows.append([answer["picture"], *values, answer.get("error", "")])
     with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as opened:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -14,12 +15,31 @@ PREEMPTED = 143
 """Exit code of a process that stopped on request, as by SIGTERM, and can resume later."""
 
 
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong, and what to do; as text, the line that is printed."""
+
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.remedy}"
+
+
 class KfpDdpError(Exception):
     """Base class; programs print the message and end with `exit_code`."""
 
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
     """Whether a retry may succeed."""
+
+    @property
+    def problem(self) -> Problem:
+        """What is wrong and what to do; of an error with text, by its first semicolon."""
+        if self.args and isinstance(self.args[0], Problem):
+            return self.args[0]
+        what, _, remedy = str(self).partition("; ")
+        return Problem(what, remedy)
 
 
 class InputError(KfpDdpError, ValueError):

@@ -17,7 +17,7 @@ from kfp_ddp.export.formats import Predict, reason
 from kfp_ddp.models import weights
 from kfp_ddp.models.bundle import ONNX, WEIGHTS
 from kfp_ddp.models.evaluation import LARGEST_PREDICTIONS, Evaluation, prediction_rows
-from kfp_ddp.models.release import Variants
+from kfp_ddp.models.release import Variant, Variants
 from kfp_ddp.models.variants import FILES, MeasuredVariant, VariantsRecord
 from kfp_ddp.pictures.splits import sides_of
 from kfp_ddp.training.data.loader import fixed_batches
@@ -54,7 +54,7 @@ def _int8(source: VariantSource, settings: Variants, target: Path) -> Details:
     return {"weights": "int8 a channel", "activations": "uint8", "calibration_images": count}
 
 
-_WRITERS: Mapping[str, Callable[[VariantSource, Variants, Path], Details]] = {
+_WRITERS: Mapping[Variant, Callable[[VariantSource, Variants, Path], Details]] = {
     "fp16": _half,
     "int8": _int8,
 }

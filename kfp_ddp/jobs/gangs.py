@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, Problem
 from kfp_ddp.core.polling import poll
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.kinds import Kind
@@ -38,14 +38,19 @@ GANGS = {
 
 def gang_scheduling(api: Api, spec: LaunchSpec) -> str:
     """Return in one line why the pods of a job cannot be started together; '' if they can."""
+    return str(gang_problem(api, spec) or "")
+
+
+def gang_problem(api: Api, spec: LaunchSpec) -> Problem | None:
+    """Return why the pods of a job cannot be started together; None if they can."""
     gang = GANGS.get(spec.scheduler)
     if gang is None or serves(api, gang.resource):
-        return ""
-    return (
+        return None
+    what = (
         f"scheduler={spec.scheduler}: this cluster has no PodGroups of {gang.title} "
-        f"({gang.resource.group_version}), so pods would start one by one; install it, or leave "
-        "scheduler empty"
+        f"({gang.resource.group_version}), so pods would start one by one"
     )
+    return Problem(what, "install it, or leave scheduler empty")
 
 
 def check_gang(

@@ -10,8 +10,11 @@ from typing import Any, Literal, get_args
 
 from kfp_ddp.core.errors import InputError
 
-API_VERSION, KIND = "serving.kserve.io/v1beta1", "InferenceService"
-TRITON, OPENVINO, OURS = "kserve-tritonserver", "kserve-openvino", "kfp-ddp"
+API_VERSION = "serving.kserve.io/v1beta1"
+KIND = "InferenceService"
+TRITON = "kserve-tritonserver"
+OPENVINO = "kserve-openvino"
+OURS = "kfp-ddp"
 Runtime = Literal["kserve-tritonserver", "kserve-openvino", "kfp-ddp"]
 RUNTIMES: tuple[str, ...] = get_args(Runtime)
 MOUNTED = "/mnt/models"

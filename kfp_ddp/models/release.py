@@ -17,6 +17,8 @@ SERVICE = r"^$|^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 
 ADDRESS = r"^$|^https?://[^\s/?#@]+(/[^\s?#]*)?$"
 Variant = Literal["fp16", "int8"]
+"""Names of the further forms of a model; each has a file (models/variants.py) and a writer
+(export/variants.py)."""
 
 
 class Variants(Settings):

@@ -1,14 +1,15 @@
 """Record of the further forms of a model, `variants.json`."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.models.bundle import VARIANTS, Bundle
 from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.models.release import Variant
 
-FILES = {name: f"model.{name}.onnx" for name in ("fp16", "int8")}
+FILES: dict[str, str] = {name: f"model.{name}.onnx" for name in get_args(Variant)}
 """The file of each form."""
 RETIRED = {"resize": "retired: leave --variant out, the server resizes pictures itself"}
 """Forms of earlier versions, which bundles may still have, and what to do."""

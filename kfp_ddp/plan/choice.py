@@ -20,8 +20,10 @@ from kfp_ddp.core.text import plural
 from kfp_ddp.plan.form import SUBJECTS
 from kfp_ddp.training.spec.config import SMALL_RESNETS
 
-MINUTES, JOB_MINUTES = 15.0, 120.0
-"""Target durations of a training on this machine, and as a job of a cluster."""
+MINUTES = 15.0
+"""Target duration of a training on this machine."""
+JOB_MINUTES = 120.0
+"""The same as a job of a cluster."""
 SIZES = (224, 160, 128, 96, 64)
 SMALLEST = SIZES[-1]
 """Image size from which on networks of torchvision are chosen."""
@@ -74,8 +76,10 @@ class Machine:
 
 def this_machine() -> Machine:
     """Return this machine, without torch and other packages that the launcher's image lacks."""
-    cores, memory_gb = limits.cores(), limits.memory() / 2**30
-    if gpus := count_gpus():
+    cores = limits.cores()
+    memory_gb = limits.memory() / 2**30
+    gpus = count_gpus()
+    if gpus:
         return Machine(cores, memory_gb, "cuda", gpus)
     if sys.platform == "darwin" and platform.machine() == "arm64":
         return Machine(cores, memory_gb, "mps", 1)
@@ -96,7 +100,7 @@ def count_gpus() -> int:
     present = len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0," * present).split(",")
     # CUDA ignores all after the first invalid one.
-    shown = itertools.takewhile(lambda one: one.strip() not in ("", "-1"), visible)
+    shown = itertools.takewhile(lambda name: name.strip() not in ("", "-1"), visible)
     return min(present, len(list(shown)))
 
 
@@ -180,7 +184,8 @@ def statistics_of(pictures: Sequence[tuple[str, int, int]]) -> tuple[int, float]
     decoding = [
         width * height / 1e6 * DECODING.get(kind, OTHERS) for kind, width, height in pictures
     ]
-    return int(median(min(width, height) for _, width, height in pictures)), fmean(decoding)
+    short_sides = [min(width, height) for _, width, height in pictures]
+    return int(median(short_sides)), fmean(decoding)
 
 
 @dataclass(frozen=True)
@@ -223,7 +228,8 @@ def choose(
     weights = weights or requested.get("pretrained", "false") != "false"
     always["recipe"] = "finetune" if weights else "none"
     sized = _Sized(photographs, machine, requested, ranks, weights)
-    everything = merged(merged(always, sized.arguments()), requested)
+    chosen = merged(always, sized.arguments())
+    everything = merged(chosen, requested)
     minutes = sized.seconds(sized.epochs) / 60
     return Choice(everything, ranks, minutes, sized.why(), sized.warning())
 
@@ -239,42 +245,73 @@ class _Sized:
         ranks: int,
         weights: bool,
     ) -> None:
-        self.photographs, self.machine, self.weights = photographs, machine, weights
+        self.photographs = photographs
+        self.machine = machine
+        self.weights = weights
         self.images = max(1, photographs.train)
-        self.plan = plan = WEIGHTS if weights else RANDOM
-        training, short = requested.get("training", {}), photographs.short_side
-        size, model = training.get("image_size", 0), requested.get("model", "")
-        tiny = (size or short or SMALLEST) < SMALLEST and not weights
-        large = machine.device == "cuda" and (weights or self.images >= LARGE)
-        chosen = "cifar_resnet20" if tiny else "resnet50" if large else "resnet18"
-        self.model, self.weighted = model or chosen, "sampling" in training
+        self.plan = WEIGHTS if weights else RANDOM
+        training = requested.get("training", {})
+        self.weighted = "sampling" in training
         self.sgd = training.get("optimizer", "sgd") == "sgd"
+        size = training.get("image_size", 0)
+        known_size = size or photographs.short_side or SMALLEST
+        tiny = known_size < SMALLEST and not weights
+        self.model = requested.get("model", "") or self._network(tiny)
         self.size = size or self._size(tiny)
-        most = BATCH[machine.device] * max(1, machine.gpus)
-        batch = max(min(most, self.images // STEPS), min(4 if weights else 8, self.images // 2))
-        micro = training.get("micro_batch_size") or 1
-        unit, per_rank = ranks * (1 if micro == "auto" else micro), "batch_size_per_rank"
-        requested_batch = training.get(per_rank, 0) * ranks or training.get("batch_size")
-        self.batch = requested_batch or max(1, batch // unit) * unit
+        per_rank = training.get("batch_size_per_rank", 0)
+        requested_batch = per_rank * ranks or training.get("batch_size")
+        self.batch = requested_batch or self._batch(training.get("micro_batch_size"), ranks)
         self.each = 0 if requested_batch else self.batch // ranks
-        epochs = math.ceil(plan.images_seen / self.images)
-        self.wanted = wanted = min(max(epochs, plan.min_epochs), plan.max_epochs)
-        least, budget = min(plan.floor_epochs, wanted), machine.minutes * 60
-        fitting = (n for n in range(wanted, least, -1) if self.seconds(n) <= budget)
+        self.wanted = self._wanted_epochs()
         self.requested_epochs = int(requested.get("epochs") or 0)  # KFP has floats
-        self.epochs = self.requested_epochs or next(fitting, least)
+        self.epochs = self.requested_epochs or self._fitting_epochs()
+
+    def _network(self, tiny: bool) -> str:
+        if tiny:
+            return "cifar_resnet20"
+        rich = self.weights or self.images >= LARGE
+        if rich and self.machine.device == "cuda":
+            return "resnet50"
+        return "resnet18"
+
+    def _batch(self, micro: Any, ranks: int) -> int:
+        """Return a batch for the hardware and the images, which ranks and their parts divide."""
+        most = BATCH[self.machine.device] * max(1, self.machine.gpus)
+        least = min(4 if self.weights else 8, self.images // 2)
+        batch = max(min(most, self.images // STEPS), least)
+        part = 1 if not micro or micro == "auto" else micro
+        unit: int = ranks * part
+        return max(1, batch // unit) * unit
+
+    def _wanted_epochs(self) -> int:
+        """Return the epochs that the images need, however long they take."""
+        epochs = math.ceil(self.plan.images_seen / self.images)
+        return min(max(epochs, self.plan.min_epochs), self.plan.max_epochs)
+
+    def _fitting_epochs(self) -> int:
+        """Return the wanted epochs, or fewer that fit the target duration."""
+        least = min(self.plan.floor_epochs, self.wanted)
+        budget = self.machine.minutes * 60
+        for epochs in range(self.wanted, least, -1):
+            if self.seconds(epochs) <= budget:
+                return epochs
+        return least
 
     def _size(self, tiny: bool) -> int:
         """Return the largest image size that the images and the hardware allow."""
         short = self.photographs.short_side
-        if tiny or (short and short < SMALLEST and self.model in SMALL_RESNETS):
+        small = 0 < short < SMALLEST
+        if tiny or (small and self.model in SMALL_RESNETS):
             return 48 if short >= 48 else 32
         cost = COSTS.get(self.model)
         if cost is None:
             return 224 if self.machine.gpus else 128
         seconds = self.machine.minutes * 60 * self.machine.speed / self.plan.images_seen
-        suitable = (size for size in SIZES if not short or size <= 1.15 * short)
-        return next((size for size in suitable if cost.at(size) <= seconds), SMALLEST)
+        for size in SIZES:
+            enlarges = short and size > 1.15 * short
+            if not enlarges and cost.at(size) <= seconds:
+                return size
+        return SMALLEST
 
     def seconds(self, epochs: int) -> float:
         """Return the estimated duration of the training; 0 if the network's speed is unknown."""
@@ -299,30 +336,40 @@ class _Sized:
         training: dict[str, Any] = {"image_size": self.size, "crop_min_area": 0.35}
         training |= {"keep_best": True, "early_stop_epochs": max(10, self.epochs // 3)}
         if not self.weights:
-            training["class_weights"] = "none" if self.weighted else "sqrt"
-            training["randaugment"] = 9 if self._augmented(self.epochs) else 0
-            steps = self.epochs * max(1, self.images // self.batch)
-            training["ema_decay"] = round(1 - 1 / max(10, AVERAGED * steps), 5)
-            if self.sgd:
-                training["learning_rate"] = min(0.8, 0.05 * self.batch / BATCH["cpu"])
-                training["weight_decay"] = 5e-4
+            training |= self._of_random_weights()
         training["workers"] = min(4, self.machine.cores // 2) if self.machine.gpus else 0
         training["batch_size"] = self.batch
         return {"model": self.model, "epochs": self.epochs, "training": training}
 
+    def _of_random_weights(self) -> dict[str, Any]:
+        steps = self.epochs * max(1, self.images // self.batch)
+        training: dict[str, Any] = {
+            "class_weights": "none" if self.weighted else "sqrt",
+            "randaugment": 9 if self._augmented(self.epochs) else 0,
+            "ema_decay": round(1 - 1 / max(10, AVERAGED * steps), 5),
+        }
+        if self.sgd:
+            training["learning_rate"] = min(0.8, 0.05 * self.batch / BATCH["cpu"])
+            training["weight_decay"] = 5e-4
+        return training
+
     def why(self) -> str:
         """Return the reasons for the choice."""
-        short, minutes = self.photographs.short_side, self.machine.minutes
+        short = self.photographs.short_side
+        minutes = self.machine.minutes
         parts = [f"short sides of {short} px" if short else "images of unknown size"]
         parts.append("existing weights" if self.weights else "random weights")
         if not self.requested_epochs and 0 < self.seconds(self.epochs) <= minutes * 60:
-            cut = f"{self.epochs} of {self.wanted}" if self.epochs < self.wanted else self.epochs
-            parts.append(f"{cut} epochs fit {minutes:.0f} min")
+            epochs = str(self.epochs)
+            if self.epochs < self.wanted:
+                epochs = f"{self.epochs} of {self.wanted}"
+            parts.append(f"{epochs} epochs fit {minutes:.0f} min")
         return "; ".join(parts)
 
     def warning(self) -> str:
         """Return `Choice.warning`: the chosen batch may be too small for the GPUs."""
-        gpus, fits = self.machine.gpus, max(1, self.images // STEPS // FEW)
+        gpus = self.machine.gpus
+        fits = max(1, self.images // STEPS // FEW)
         if not 0 < self.each < FEW or gpus <= fits:
             return ""
         return (

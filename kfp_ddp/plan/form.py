@@ -195,29 +195,45 @@ def described_settings(boxes: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     models: list[tuple[str, type[Settings]]] = [("", Parameters)]
     models += [(subject, model) for subject in SUBJECTS for model in SUBJECTS[subject]]
     for mapping, model in models:
-        for name, field in model.model_fields.items():
-            if name in model.set_by_step or (not mapping and name in SUBJECTS):
+        for name in model.model_fields:
+            # A mapping of settings is no setting itself: its models follow.
+            is_mapping = not mapping and name in SUBJECTS
+            if name in model.set_by_step or is_mapping:
                 continue
-            default = "" if field.is_required() else field.get_default(call_default_factory=True)
-            default = boxes.get(name, default)
-            known = choices(name) if name in boxes else model.choices(name)
-            closed = ", ".join(choice or "''" for choice in known)
-            yield {
-                "mapping": "" if name in boxes else mapping,
-                "name": name,
-                "default": str(list(default) if isinstance(default, tuple) else default),
-                "meaning": description(name) if name in boxes else field.description or "",
-                "choices": f"One of {closed}." if closed else "",
-            }
+            if name in boxes:
+                row = {"mapping": "", "name": name, "default": _text(boxes[name])}
+                meaning = description(name)
+                known = choices(name)
+            else:
+                row = {"mapping": mapping, "name": name, "default": _text(_default(model, name))}
+                meaning = model.model_fields[name].description or ""
+                known = model.choices(name)
+            yield {**row, "meaning": meaning, "choices": _one_of(known)}
+
+
+def _default(model: type[Settings], name: str) -> Any:
+    """Return the default of a field; '' for a required one."""
+    field = model.model_fields[name]
+    return "" if field.is_required() else field.get_default(call_default_factory=True)
+
+
+def _text(default: Any) -> str:
+    return str(list(default) if isinstance(default, tuple) else default)
+
+
+def _one_of(known: tuple[str, ...]) -> str:
+    closed = ", ".join(choice or "''" for choice in known)
+    return f"One of {closed}." if closed else ""
 
 
 def description(name: str) -> str:
     """Return the description of a form's parameter; raise LookupError if no model has it."""
     if name == "gpus_per_node":
         return f"{LaunchSpec.model_fields[name].description} -1: as many as the nodes have."
-    model = next((model for model in MODELS if name in model.model_fields), None)
+    model = _model_of(name)
     if model is None:
-        raise LookupError(f"{name} is a field of no model: {', '.join(m.__name__ for m in MODELS)}")
+        models = ", ".join(model.__name__ for model in MODELS)
+        raise LookupError(f"{name} is a field of no model: {models}")
     field = model.model_fields[name]
     text = field.description or ""
     unset = "auto" if choices(name) or field.annotation is str else "0"
@@ -227,9 +243,16 @@ def description(name: str) -> str:
 
 def choices(name: str) -> tuple[str, ...]:
     """Return the choices of a parameter of a form; empty for any value."""
-    model = next((model for model in MODELS if name in model.model_fields), None)
+    model = _model_of(name)
     closed = model.choices(name) if model else ()
-    return ("auto", *closed) if closed and model is TrainConfig else closed
+    if closed and model is TrainConfig:
+        return ("auto", *closed)
+    return closed
+
+
+def _model_of(name: str) -> type[Settings] | None:
+    """Return the first model that describes a parameter."""
+    return next((model for model in MODELS if name in model.model_fields), None)
 
 
 def described(function: F) -> F:
@@ -242,9 +265,5 @@ def described(function: F) -> F:
 
 def set_fields(inputs: Mapping[str, Any], model: type[Settings]) -> dict[str, Any]:
     """Return the parameters for fields of `model` that are set."""
-    return {
-        name: value
-        for name, value in inputs.items()
-        if name in model.model_fields and name not in Parameters.model_fields
-        if value not in UNSET
-    }
+    names = model.model_fields.keys() - Parameters.model_fields.keys()
+    return {name: value for name, value in inputs.items() if name in names and value not in UNSET}

@@ -67,13 +67,17 @@ class Run:
     @property
     def mounts(self) -> dict[str, str]:
         """Mounted PVC by path."""
-        data = "" if self.inputs["publish"] else self.dataset.claim
-        work = "" if self.parameters.work else self.parameters.work_claim
-        return {path: name for path, name in ((data_dir(), data), (work_dir(), work)) if name}
+        mounts = {}
+        if not self.inputs["publish"] and self.dataset.claim:
+            mounts[data_dir()] = self.dataset.claim
+        if not self.parameters.work and self.parameters.work_claim:
+            mounts[work_dir()] = self.parameters.work_claim
+        return mounts
 
     def check_batch(self) -> None:
         """Raise InputError if strategy or requested batch do not suit a known number of ranks."""
-        config, spec = self.config, self.spec
+        config = self.config
+        spec = self.spec
         if self.parameters.backend == "local" and not spec.nproc_per_node:
             return
         ranks = spec.nodes * spec.processes()
@@ -206,7 +210,11 @@ def base_training(run: Run) -> dict[str, Any]:
 
 def training_fields(config: TrainConfig) -> dict[str, Any]:
     """Return the settings of a training that are set, without those that only a step sets."""
-    return {name: v for name, v in config.explicit().items() if name not in TrainConfig.set_by_step}
+    return {
+        name: value
+        for name, value in config.explicit().items()
+        if name not in TrainConfig.set_by_step
+    }
 
 
 def _training(
@@ -227,7 +235,9 @@ def _training(
     folders = {"data": data_dir(), "output_dir": work_dir()}
     fields = {**under, **boxes, **training, **over, **folders}
     config = configured(parameters.recipe, fields)
-    if find is None or parameters.checkpoint or not config.starts_from_weights:
+    if find is None or parameters.checkpoint:
+        return config, RANDOM_START
+    if not config.starts_from_weights:
         return config, RANDOM_START
     # A trial with another network may have none.
     pretrained = "auto" if config.pretrained == "true" and "model" in over else config.pretrained
@@ -235,8 +245,9 @@ def _training(
     if not start:
         recipe = "none" if parameters.recipe == "finetune" else parameters.recipe
         return configured(recipe, {**fields, "pretrained": start.pretrained}), start
-    known = {"model": start.model} if start.model and not config.is_set("model") else {}
-    fields = {**known, **fields, "pretrained": start.pretrained}
+    fields = {**fields, "pretrained": start.pretrained}
+    if start.model and not config.is_set("model"):
+        fields = {"model": start.model, **fields}
     return configured(parameters.recipe, fields), start
 
 
@@ -262,7 +273,8 @@ def _job(
 def _gate(parameters: Parameters) -> tuple[dict[str, Any], dict[str, Any], Rules]:
     """Return the rules and their measurements; a rule that could never hold is an error."""
     gate, measuring = split("gate", parameters.gate, *SUBJECTS["gate"])
-    rules, measurements = Rules.create(**gate), Measuring.create(**measuring)
+    rules = Rules.create(**gate)
+    measurements = Measuring.create(**measuring)
     if parameters.checkpoint and rules.need_bundle:
         raise InputError(
             f"gate sets {rules.need_bundle[0]}, which needs a bundle, and this pipeline exports "

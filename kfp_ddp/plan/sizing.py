@@ -4,7 +4,7 @@ import struct
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.settings import rename
@@ -45,39 +45,95 @@ def sized(run: Run) -> tuple[Run, list[str]]:
     Unchanged and without lines for another recipe, for an evaluation alone, and for a script.
     KfpDdpError: the source cannot be read, or no training is possible with its images.
     """
-    parameters, config, spec = run.parameters, run.config, run.spec
-    if parameters.recipe != "auto" or parameters.checkpoint or config.script:
+    parameters = run.parameters
+    if parameters.recipe != "auto":
         return run, []
-    local = parameters.backend == "local"
-    photographs, machine = _photographs(run), this_machine() if local else _machine(spec)
-    ranks = (spec.nproc_per_node or 0) if local else spec.nodes * spec.processes()
+    if parameters.checkpoint or run.config.script:
+        return run, []
+    photographs = _photographs(run)
+    hardware = _hardware(run)
     find = partial(weights_download.find, own_image="image" in parameters.job)
-    requested = {**run.inputs, "pretrained": config.pretrained}
-    choice, start = choose_weights(photographs, machine, requested, ranks, find)
+    requested = {**run.inputs, "pretrained": run.config.pretrained}
+    choice, start = choose_weights(photographs, hardware.machine, requested, hardware.ranks, find)
+    inputs = _chosen_inputs(run, requested, choice, start)
+    rates = _rates_by_optimizer(run, photographs, hardware, requested, bool(start))
+    if rates:
+        # Each trial takes the rates of its optimizer, so the training has none of its own.
+        own = run.config.explicit().keys()
+        chosen = _rates(inputs["training"]).keys() - own
+        inputs["rates"] = rates
+        inputs["training"] = {
+            name: value for name, value in inputs["training"].items() if name not in chosen
+        }
+    return parse(inputs), _lines(run, photographs, hardware, choice, start)
+
+
+class _Hardware(NamedTuple):
+    """Where a training computes."""
+
+    machine: Machine
+    ranks: int
+    """0 for a number to choose."""
+
+
+def _hardware(run: Run) -> _Hardware:
+    spec = run.spec
+    if run.parameters.backend == "local":
+        return _Hardware(this_machine(), spec.nproc_per_node or 0)
+    return _Hardware(_machine(spec), spec.nodes * spec.processes())
+
+
+def _chosen_inputs(
+    run: Run, requested: Mapping[str, Any], choice: Choice, start: Start
+) -> dict[str, Any]:
+    """Return the inputs of preflight with the chosen settings."""
     inputs = {name: choice.arguments.get(name, value) for name, value in requested.items()}
     inputs["recipe"] = "none"  # finetune with weights, but a trial may start without
-    if start:  # Keep `true`: a trial with another network needs other weights.
-        inputs["pretrained"] = "true" if config.pretrained == "auto" else config.pretrained
-    if not local:
-        inputs["gpus_per_node"] = spec.gpus()
+    if start:
+        # Keep `true`: a trial with another network needs other weights.
+        given = run.config.pretrained
+        inputs["pretrained"] = "true" if given == "auto" else given
+    if run.parameters.backend != "local":
+        inputs["gpus_per_node"] = run.spec.gpus()
+    return inputs
+
+
+def _rates_by_optimizer(
+    run: Run,
+    photographs: Photographs,
+    hardware: _Hardware,
+    requested: Mapping[str, Any],
+    weights: bool,
+) -> dict[str, dict[str, Any]]:
+    """Return the chosen rates of each optimizer of a sweep; empty if all have the training's."""
     optimizers = {trial.optimizer for trial in run.trials}
-    if optimizers - {config.optimizer}:
-        inputs["rates"] = {}
-        for optimizer in optimizers:
-            other = merged(_normalise_arguments(requested), {"training": {"optimizer": optimizer}})
-            theirs = choose(photographs, machine, other, ranks, weights=bool(start))
-            inputs["rates"][optimizer] = _rates(theirs.arguments["training"])
-        chosen = _rates(inputs["training"]).keys() - config.explicit().keys()
-        inputs["training"] = {n: v for n, v in inputs["training"].items() if n not in chosen}
-    seen = "images that this step cannot see" if photographs is UNSEEN else str(photographs)
-    lines = [f"chosen for {seen} and {machine}: {choice.why}"]
-    if choice.minutes and photographs is not UNSEEN:
-        cost = priced(choice.minutes / 60 * ranks, config.model_dump(), bool(machine.gpus))
+    if not optimizers - {run.config.optimizer}:
+        return {}
+    rates = {}
+    for optimizer in optimizers:
+        over = {"training": {"optimizer": optimizer}}
+        arguments = merged(_normalise_arguments(requested), over)
+        choice = choose(photographs, hardware.machine, arguments, hardware.ranks, weights=weights)
+        rates[optimizer] = _rates(choice.arguments["training"])
+    return rates
+
+
+def _lines(
+    run: Run, photographs: Photographs, hardware: _Hardware, choice: Choice, start: Start
+) -> list[str]:
+    """Return what was chosen and why; without images no estimate holds."""
+    seen = photographs is not UNSEEN
+    images = str(photographs) if seen else "images that this step cannot see"
+    lines = [f"chosen for {images} and {hardware.machine}: {choice.why}"]
+    if seen and choice.minutes:
+        hours = choice.minutes / 60 * hardware.ranks
+        cost = priced(hours, run.config.model_dump(), bool(hardware.machine.gpus))
         lines.append(f"estimate: {choice.minutes:.0f} min of training, {cost}")
-    lines += [start.origin] if start.origin and not start else []
-    if choice.warning and photographs is not UNSEEN:
+    if start.origin and not start:
+        lines.append(start.origin)
+    if seen and choice.warning:
         lines.append(f"warning: {choice.warning}")
-    return parse(inputs), lines
+    return lines
 
 
 def _rates(training: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,29 +152,39 @@ def choose_weights(
     `find` is `weights_download.find` or `obtain`. InputError: requested weights cannot be had.
     """
     requested = _normalise_arguments(requested)
-    pretrained, recipe = requested.get("pretrained", "auto"), requested.get("recipe", "auto")
+    pretrained = requested.get("pretrained", "auto")
+    recipe = requested.get("recipe", "auto")
     if recipe == "finetune" and pretrained == "auto":
         pretrained = "true"
     known = weights_download.network_in(pretrained)
-    unset = requested.get("model", "auto") == "auto"
-    if known and unset:
+    any_model = requested.get("model", "auto") == "auto"
+    if known and any_model:
         requested = {**requested, "model": known}
     random = choose(photographs, machine, requested, ranks)
-    tuned, start = random, RANDOM_START
+    choice = random
+    start = RANDOM_START
     # Networks for tiny images have no weights, and a script may take none.
     suits = recipe in ("auto", "none") and not requested.get("training", {}).get("script")
     if pretrained != "auto" or (suits and files_of(random.arguments["model"])):
         tuned = choose(photographs, machine, requested, ranks, weights=True)
         model = tuned.arguments.get("model", TrainConfig.model_fields["model"].default)
-        # However many images: random weights that need smaller ones for their time are no gain.
-        sizes = [one.arguments["training"].get("image_size", 0) for one in (random, tuned)]
-        images = 0 if sizes[0] < sizes[1] else photographs.train + photographs.val
+        images = photographs.train + photographs.val
+        if _image_size(random) < _image_size(tuned):
+            # However many images: random weights that need smaller ones for their time are no gain.
+            images = 0
         start = find(pretrained, model, images)
-    choice = tuned if start else random
+        if start:
+            choice = tuned
     choice.arguments["pretrained"] = start.pretrained
-    if start and unset and not start.model:
+    unknown = any_model and not start.model
+    if start and unknown:
         choice.arguments["model"] = "auto"  # the workers read it from the weights
     return choice, start
+
+
+def _image_size(choice: Choice) -> int:
+    size: int = choice.arguments["training"].get("image_size", 0)
+    return size
 
 
 def _normalise_arguments(requested: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,7 +192,8 @@ def _normalise_arguments(requested: Mapping[str, Any]) -> dict[str, Any]:
     training = rename(requested.get("training", {}), TrainConfig)
     boxes = {name: training.pop(name) for name in BOXES if name in training}
     if requested.get("batch_size"):
-        training["batch_size"], boxes["batch_size"] = requested["batch_size"], 0
+        training["batch_size"] = requested["batch_size"]
+        boxes["batch_size"] = 0
     return {**requested, **boxes, "training": training}
 
 
@@ -136,9 +203,15 @@ def _photographs(run: Run) -> Photographs:
         return UNSEEN
     rule = LayoutRule(**{name: getattr(run.config, name) for name in LayoutRule._fields})
     layout, contents = sample(source, options_of(run.dataset.dataset, run.sync), rule)
-    about = statistics_of([header for content in contents if (header := _header(content))])
-    counts = len(layout.train), len(layout.val), len(layout.classes)
-    return Photographs(*counts, *about)
+    headers = [header for header in map(_header, contents) if header is not None]
+    short_side, decoding = statistics_of(headers)
+    return Photographs(
+        train=len(layout.train),
+        val=len(layout.val),
+        classes=len(layout.classes),
+        short_side=short_side,
+        decoding=decoding,
+    )
 
 
 def _header(data: bytes) -> tuple[str, int, int] | None:
@@ -155,8 +228,15 @@ def _header(data: bytes) -> tuple[str, int, int] | None:
 
 
 def _machine(spec: LaunchSpec) -> Machine:
-    pods, gpus = spec.nodes, spec.gpus()
+    """Return the resources of all pods of a job together."""
+    gpus = spec.gpus()
     device: Literal["cuda", "cpu"] = "cuda" if gpus else "cpu"
     limit = spec.requested()["limits"].get("cpu")
     cores = int(parse_quantity(limit)) if limit else CORES[device] * spec.processes()
-    return Machine(max(1, cores) * pods, 0.0, device, gpus * pods, pods)
+    return Machine(
+        cores=max(1, cores) * spec.nodes,
+        memory_gb=0.0,
+        device=device,
+        gpus=gpus * spec.nodes,
+        pods=spec.nodes,
+    )

@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -72,9 +72,12 @@ class Sweep(Settings):
     @property
     def draws(self) -> int:
         """Number of trials that are drawn from space at most; 0 for a grid."""
-        if self.sampler == "grid" or (self.sampler == "auto" and not self.samples):
+        grid = self.sampler == "grid" or (self.sampler == "auto" and not self.samples)
+        if grid:
             return 0
-        return self.samples or (MAX_TRIALS - len(self.trials) if self.timed else 0)
+        # Without a number, the budget ends the sweep.
+        most = MAX_TRIALS - len(self.trials) if self.timed else 0
+        return self.samples or most
 
     def under(self, optimizer: str) -> dict[str, Any]:
         """Return the defaults of a trial with this optimizer."""
@@ -82,30 +85,38 @@ class Sweep(Settings):
 
     def rungs(self, epochs: int) -> list[int]:
         """Return the epochs at which a training of `epochs` is compared; its last one included."""
-        steps, factor = [self.min_epochs], self.reduction_factor
-        while factor and steps[-1] < epochs:
-            steps.append(steps[-1] * factor)
-        return [*(step for step in steps if factor and step < epochs), epochs]
+        rungs = []
+        rung = self.min_epochs
+        while self.reduction_factor and rung < epochs:
+            rungs.append(rung)
+            rung *= self.reduction_factor
+        return [*rungs, epochs]
 
 
 def listed(sweep: Sweep) -> list[Trial]:
     """Return the explicit trials and the grid, without duplicates; raise InputError."""
-    trials = [*map(dict, sweep.trials)]
+    trials = [dict(trial) for trial in sweep.trials]
     if sweep.space and not sweep.draws:
-        if sweep.sampler in ("random", "tpe"):
-            raise InputError(
-                f"sweep sets sampler={sweep.sampler}: set samples, how many trials are drawn, or "
-                "max_gpu_hours or max_minutes"
-            )
-        choices = [_choices(*setting) for setting in sweep.space.items()]
-        number = math.prod(map(len, choices))
-        if number > MAX_TRIALS:
-            raise InputError(
-                f"sweep: space has {number} combinations, and {MAX_TRIALS} can be tried: "
-                "set samples to draw some of them, or shorten its lists"
-            )
-        trials += [dict(zip(sweep.space, row, strict=True)) for row in itertools.product(*choices)]
-    return list({key_of(trial): trial for trial in trials}.values())
+        trials += _grid(sweep)
+    unique = {key_of(trial): trial for trial in trials}
+    return list(unique.values())
+
+
+def _grid(sweep: Sweep) -> list[Trial]:
+    """Return all combinations of the lists of a space; raise InputError for too many."""
+    if sweep.sampler in ("random", "tpe"):
+        raise InputError(
+            f"sweep sets sampler={sweep.sampler}: set samples, how many trials are drawn, or "
+            "max_gpu_hours or max_minutes"
+        )
+    choices = [_choices(name, values) for name, values in sweep.space.items()]
+    number = math.prod(map(len, choices))
+    if number > MAX_TRIALS:
+        raise InputError(
+            f"sweep: space has {number} combinations, and {MAX_TRIALS} can be tried: "
+            "set samples to draw some of them, or shorten its lists"
+        )
+    return [dict(zip(sweep.space, row, strict=True)) for row in itertools.product(*choices)]
 
 
 def key_of(trial: Trial) -> str:
@@ -129,14 +140,20 @@ def number_of(sweep: Sweep) -> int:
 def examples_of(sweep: Sweep) -> list[Trial]:
     """Return all trials of a grid; where trials are drawn, each value and end of a range once."""
     number_of(sweep)
-    space = sweep.space if sweep.draws else {}
-    ends = {
-        name: _range(name, values)[:2] if isinstance(values, Mapping) else _choices(name, values)
-        for name, values in space.items()
-    }
+    examples = listed(sweep)
+    if not sweep.draws:
+        return examples
+    ends: dict[str, Sequence[Any]] = {}
+    for name, values in sweep.space.items():
+        if isinstance(values, Mapping):
+            low, high, _, _ = _range(name, values)
+            ends[name] = (low, high)
+        else:
+            ends[name] = _choices(name, values)
     first = {name: values[0] for name, values in ends.items()}
-    drawn = [{**first, name: value} for name, values in ends.items() for value in values]
-    return [*listed(sweep), *drawn]
+    for name, values in ends.items():
+        examples += [{**first, name: value} for value in values]
+    return examples
 
 
 def draw(trial: "optuna.trial.Trial", name: str, values: Any) -> Any:
@@ -159,16 +176,21 @@ def _choices(name: str, values: Any) -> list[Any] | tuple[Any, ...]:
 
 def _range(name: str, values: Mapping[str, Any]) -> tuple[float, float, bool, bool]:
     """Return the ends, whether by logarithm, and whether setting and ends are integers."""
-    low, high = values.get("min", math.nan), values.get("max", math.nan)
+    low = values.get("min", math.nan)
+    high = values.get("max", math.nan)
     by_log = values.get("log", False)
-    numbers = all(isinstance(end, int | float) for end in (low, high))
-    unknown = set(values) - {"min", "max", "log"}
-    if not numbers or not low < high or (by_log and low <= 0) or unknown:
+    numbers = isinstance(low, int | float) and isinstance(high, int | float)
+    ordered = numbers and low < high
+    no_log = ordered and by_log and low <= 0
+    if not ordered or no_log or values.keys() - {"min", "max", "log"}:
         raise InputError(
             f"sweep: {name}={dict(values)!r} is not a range: write "
             '{"min": 0.001, "max": 0.1, "log": true}, min below max, and above 0 with log'
         )
-    whole = all(float(end).is_integer() for end in (low, high))
-    integers = whole and getattr(TrainConfig.model_fields.get(name), "annotation", None) is int
-    low, high = (int(low), int(high)) if integers else (low, high)
+    field = TrainConfig.model_fields.get(name)
+    whole = float(low).is_integer() and float(high).is_integer()
+    integers = whole and field is not None and field.annotation is int
+    if integers:
+        low = int(low)
+        high = int(high)
     return low, high, bool(by_log), integers

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.errors import InputError, JobError, Problem
 from kfp_ddp.core.files import sha256_of_json
 from kfp_ddp.core.text import from_json
 from kfp_ddp.k8s.api import IN_BACKGROUND, Api, ApiError, Object, serves
@@ -216,11 +216,15 @@ class Service:
             check_kserve(self.api)
             return None
         if not part(service, "metadata", "labels").items() >= OURS.items():
-            raise InputError(
+            what = (
                 f"InferenceService {self.name} in {self.api.namespace} was not made by kfp-ddp and "
-                "is not changed; name another service, or hand it over with kubectl label "
+                "is not changed"
+            )
+            remedy = (
+                "name another service, or hand it over with kubectl label "
                 f"inferenceservice {self.name} app.kubernetes.io/managed-by=kfp-ddp"
             )
+            raise InputError(Problem(what, remedy))
         return service
 
     def with_pre_stop(self, desired: Object) -> Object:
@@ -353,10 +357,8 @@ def _refused(error: ApiError) -> InputError | JobError:
 def check_kserve(api: Api) -> None:
     """Raise InputError for a cluster without KServe."""
     if not serves(api, SERVICES):
-        raise InputError(
-            f"this cluster has no {SERVICES.plural} ({API_VERSION}); install KServe, or leave "
-            "service of release empty"
-        )
+        what = f"this cluster has no {SERVICES.plural} ({API_VERSION})"
+        raise InputError(Problem(what, "install KServe, or leave service of release empty"))
 
 
 def versions_in_service(api: Api) -> set[str]:

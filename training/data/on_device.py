@@ -54,7 +54,7 @@ def obstacle(config: TrainConfig, device: torch.device) -> str:
         return "only GPUs of NVIDIA decode JPEG"
     if config.images == "strict":
         return "images=strict checks decoded images in loader processes"
-    if config.randaugment or transforms.augmentation(config) == "own":
+    if config.randaugment or transforms.augmentation(config) == transforms.OWN:
         return "randaugment and transforms of a model file run in loader processes"
     if config.decode == "auto" and config.deterministic:
         return "auto decides by time, which deterministic excludes"

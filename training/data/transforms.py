@@ -21,11 +21,31 @@ _LINE = 1000
 """Aspect ratio from which an image counts as a line: resized it would take 200 MB at 224 px."""
 
 
+class Augmentation(NamedTuple):
+    """Random parts of a transform."""
+
+    crop: bool = False
+    shift: bool = False
+    flip: bool = False
+
+
+OWN = "own"
+AUGMENTATIONS = {
+    "none": Augmentation(),
+    "shift": Augmentation(shift=True),
+    "shift-flip": Augmentation(shift=True, flip=True),
+    "crop": Augmentation(crop=True),
+    "crop-flip": Augmentation(crop=True, flip=True),
+    OWN: Augmentation(),  # what a user's file does is not known here
+}
+"""By name in the setting `augment`."""
+
+
 def augmentation(config: TrainConfig) -> str:
-    """Return the augmentation of a run, with "auto" resolved; "own" for that of a user's file."""
+    """Return the augmentation of a run, with "auto" resolved; OWN for that of a user's file."""
     own = own_model.load_for(config)
     if own and own.transforms:
-        return "own"
+        return OWN
     if config.augment != "auto":
         return config.augment
     return "shift" if config.model.startswith("cifar") else "crop-flip"
@@ -51,7 +71,8 @@ def generator(seed: int, epoch: int, index: int) -> random.Random:
 def _is_fixed(config: TrainConfig, for_training: bool) -> bool:
     """Return whether every epoch starts with the same square of an image."""
     fixed = size_of_epoch(config, 0) == size_of_epoch(config, config.epochs)
-    parts = augmentation(config).startswith(("crop", "own"))
+    name = augmentation(config)
+    parts = name == OWN or AUGMENTATIONS[name].crop
     return not for_training or (fixed and not parts)
 
 
@@ -82,20 +103,20 @@ def finish(
     """Apply the random part of a training image's transform: to uint8 [3, size, size]."""
     image = decoded.image
     size = size_of_epoch(config, epoch)
-    augment = augmentation(config)
+    augment = AUGMENTATIONS[augmentation(config)]
     draw = generator(config.seed, epoch, position)
     own = own_model.load_for(config)
     if own and own.transforms:
         return own.apply_transforms(image, size, draw)
-    if augment.startswith("crop"):
+    if augment.crop:
         crop = _crop(decoded.height, decoded.width, config.crop_min_area, draw)
         top, left, high, wide = _in_divided(crop, image, decoded.divisor)
         image = image[:, top : top + high, left : left + wide]
     elif not (prepared and _is_fixed(config, for_training=True)):
         image = evaluate(image, size, config.reading.crop)
-    if augment.startswith("shift"):
+    if augment.shift:
         image = _shift(image, max(1, size // 8), draw)
-    if augment.endswith("flip") and draw.random() < 0.5:
+    if augment.flip and draw.random() < 0.5:
         image = image.flip(-1)
     image = resize(image, size, size)  # of a crop; after the flip, which makes it contiguous
     if config.randaugment:
@@ -186,7 +207,7 @@ def _crop(height: int, width: int, min_area: float, draw: random.Random) -> Crop
 
 def needed(config: TrainConfig, epoch: int, position: int, height: int, width: int) -> Need:
     """Return what the random crop of `finish` needs, divided to `_SPARE` times the input."""
-    if not augmentation(config).startswith("crop"):
+    if not AUGMENTATIONS[augmentation(config)].crop:
         return Need(1, height)
     crop = _crop(height, width, config.crop_min_area, generator(config.seed, epoch, position))
     least = _SPARE * size_of_epoch(config, epoch)

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from kfp_ddp import __version__
 from kfp_ddp.core.files import sha256
-from kfp_ddp.export import infra, infra_process, provenance
+from kfp_ddp.export import infra, infra_process, provenance, variants
 from kfp_ddp.k8s.pods import record_images, used_images
 from tests import cluster
 from tests.evaluations import record
@@ -26,6 +26,10 @@ def importable(name):
     except ModuleNotFoundError:
         return False
 """
+
+
+def test_each_form_of_a_model_has_a_writer() -> None:
+    assert variants._WRITERS.keys() == variants.FILES.keys()
 
 
 def test_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

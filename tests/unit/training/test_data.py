@@ -20,6 +20,7 @@ from kfp_ddp.training.data.cache import Cache, folder_for
 from kfp_ddp.training.data.image_files import examine
 from kfp_ddp.training.data.loader import Batch, Images
 from kfp_ddp.training.model import networks
+from kfp_ddp.training.spec.config import TrainConfig
 from tests.training_ranks import ALONE, config, dataset, run, trainer
 
 
@@ -205,6 +206,11 @@ def test_first_batch_waits_for_no_other_and_each_later_one_has_the_next_on_its_w
     assert len(list(map(note("step"), moved))) == 4
     begin = "load0 move0 arrive0 step0 load1 move1 arrive1 load2 move2 step1"
     assert order == f"{begin} arrive2 load3 move3 step2 arrive3 step3".split()
+
+
+def test_each_choice_of_augment_has_its_parts() -> None:
+    known = transforms.AUGMENTATIONS.keys() - {transforms.OWN}
+    assert known | {"auto"} == {*TrainConfig.choices("augment")}
 
 
 def test_augmentation_depends_only_on_seed_epoch_and_position(split: Path) -> None:
