@@ -13,7 +13,9 @@ from kfp_ddp.models.evaluation import (
     ClassChange,
     ClassResult,
     Evaluation,
+    Figure,
     Slice,
+    figures_for,
     wilson,
 )
 from kfp_ddp.report.charts import (
@@ -41,6 +43,7 @@ _FILES = 10
 """Names of unreadable images."""
 _TOP5_FROM = 20
 """Classes from which top-5 accuracy is of interest."""
+_FORMATS = {"share": ".2%", "number": ".4f", "count": ",d"}
 _BINS = 15
 _PERCENT = Axis(0.0, 1.0, [(tick / 5, f"{tick * 20}%") for tick in range(6)])
 _MIN_BIN = 5
@@ -272,26 +275,28 @@ def settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def quality(result: Evaluation) -> list[Card]:
-    """Return the accuracy, and metrics that are of interest if classes differ in size."""
-
-    def interval(name: str, scale: float = 1.0, unit: str = "", digits: int = 3) -> str:
-        ends = result.intervals.get(name)
-        if ends is None:
-            return ""
-        return f"{ends.low * scale:.{digits}f}–{ends.high * scale:.{digits}f}{unit}"
-
-    ends = percents(result.accuracy_low, result.accuracy_high)
-    cards = [Card("accuracy", f"{result.accuracy:.2%}", f"95 % interval {ends}")]
-    if result.balanced_accuracy is not None:
-        detail = interval("balanced_accuracy", 100, " %", 1)
-        cards.append(Card("balanced accuracy", f"{result.balanced_accuracy:.2%}", detail))
-    cards.append(Card("macro F1", f"{result.macro_f1:.4f}", interval("macro_f1")))
-    if result.top5 is not None and len(result.classes) >= _TOP5_FROM:
-        cards.append(Card("top-5 accuracy", f"{result.top5:.2%}"))
-    cards.append(Card("loss", f"{result.loss:.4f}"))
-    error = f"{result.calibration_error:.4f}"
-    cards.append(Card("calibration error", error, interval("calibration_error")))
+    """Return the accuracy, then the metrics that are of interest if classes differ in size."""
+    figures = figures_for("page")
+    figures.sort(key=lambda figure: (figure.name != "accuracy", not figure.by_class))
+    cards = []
+    for figure in figures:
+        value = getattr(result, figure.name)
+        too_few_classes = figure.name == "top5" and len(result.classes) < _TOP5_FROM
+        if value is not None and not too_few_classes:
+            text = format(value, _FORMATS[figure.form])
+            cards.append(Card(figure.title, text, _interval(result, figure)))
     return cards
+
+
+def _interval(result: Evaluation, figure: Figure) -> str:
+    """Return the interval of a figure; '' without one."""
+    interval = result.interval(figure.name)
+    if interval is None or not figure.interval:
+        return ""
+    ends = f"{interval.low:.3f}–{interval.high:.3f}"
+    if figure.form == "share":
+        ends = percents(interval.low, interval.high)
+    return f"95 % interval {ends}" if figure.interval == "always" else ends
 
 
 def _calibration_accuracy(bins: Sequence[CalibrationBin]) -> Markup:
