@@ -184,7 +184,8 @@ def predict(
     **ids: str,
 ) -> tuple[str, int, int]:
     """Predict, fill the artifacts, and return the table, its rows, and those unreadable."""
-    fields, target = job_fields(job, image, backend), Table(table)
+    fields = job_fields(job, image, backend)
+    target = Table(table)
     request = PredictionRequest.from_inputs(source, bundle, table, options)
     if backend != "local":
         if not target.store.remote:

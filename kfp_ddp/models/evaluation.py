@@ -48,7 +48,7 @@ class Figure(NamedTuple):
 
 
 _TEXTS: frozenset[Place] = frozenset(("summary", "card", "page", "comparison"))
-_ALL: frozenset[Place] = _TEXTS | {"kfp", "mlflow"}
+_ALL: frozenset[Place] = frozenset((*_TEXTS, "kfp", "mlflow"))
 _FEW: frozenset[Place] = _ALL - {"kfp"}
 FIGURES = (
     Figure("accuracy", "accuracy", "share", "higher", "always"),
@@ -56,7 +56,11 @@ FIGURES = (
     Figure("accuracy_high", "high end of the accuracy", "share", "higher", hidden=_TEXTS),
     Figure("top5", "top-5 accuracy", "share", "higher", hidden=frozenset(("mlflow",))),
     Figure(
-        *("balanced_accuracy", "balanced accuracy", "share", "higher", "page"),
+        "balanced_accuracy",
+        "balanced accuracy",
+        "share",
+        "higher",
+        "page",
         by_class=True,
         hidden=frozenset(("mlflow", "comparison")),
     ),
