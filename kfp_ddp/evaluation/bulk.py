@@ -36,7 +36,8 @@ LOST = "not downloaded: "
 """Begin of the reason of a row that the next run computes again."""
 SHARD_BYTES = 1 << 29
 """Bytes of the objects of a shard, unless one has more: a rank has three shards on its disk."""
-_LARGEST, _TOGETHER = 1 << 40, 4096
+_LARGEST = 1 << 40
+_TOGETHER = 4096
 _PART = "[0-9a-f]{12}-[0-9]{7,}"
 """Names of parts: the digest of a list, and the number of a shard of it."""
 SAMPLE = ".sample"
@@ -53,11 +54,14 @@ class Table:
 
     def __init__(self, uri: str, classes: Sequence[str] = (), bundle: str = "") -> None:
         parent, slash, self.name = uri.rpartition("/")
-        self.uri, self.bundle, self.suffix = uri, bundle, suffix_of(uri)
+        self.uri = uri
+        self.bundle = bundle
+        self.suffix = suffix_of(uri)
         self.probabilities = [PROBABILITY + name for name in classes]
         self.columns = ["name", "class", *self.probabilities, "bundle", "reason", "object"]
         self.store = open_store(parent or slash or ".")
-        self.parts, self.record = f"{self.name}.parts/", f"{self.name}.json"
+        self.parts = f"{self.name}.parts/"
+        self.record = f"{self.name}.json"
 
     def write(self, file: Path, rows: Iterable[Row]) -> None:
         """Write rows to a file, which has the suffix of the table."""
@@ -118,7 +122,8 @@ class Table:
                         continue
                 except (ValueError, TypeError) as error:
                     columns = [one_line(f"{type(error).__name__}: {error}", 200)]
-            shown, own = (printable(", ".join(one)[:200]) for one in (columns, self.columns))
+            shown = printable(", ".join(columns)[:200])
+            own = printable(", ".join(self.columns)[:200])
             if name == self.name:
                 raise InputError(
                     f"{self.uri} has other columns ({shown}) than a table of this bundle ({own}): "
@@ -154,7 +159,8 @@ class Table:
 
     def plan(self, listing: Listing) -> tuple[str, int]:
         """Upload the list of objects to predict; return its name and their number."""
-        done, digest = bytearray(len(listing)), hashlib.sha256()
+        done = bytearray(len(listing))
+        digest = hashlib.sha256()
         for at, row in self.rows(listing):
             done[at] = not row["reason"].startswith(LOST)
         with tempfile.NamedTemporaryFile() as file:
@@ -176,14 +182,16 @@ class Table:
         with self._fetched(todo) as file:
             if file is None:
                 raise UnavailableError(f"{self.store.uri}/{todo} was deleted: run again")
-            shard, total = Listing(), 0
+            shard = Listing()
+            total = 0
             with file.open("rb") as lines:
                 for line in lines:
                     name, size, crc, *pin = from_json(line)
                     total += size
                     if shard and (len(shard) >= most or total > SHARD_BYTES):
                         yield shard
-                        shard, total = Listing(), size
+                        shard = Listing()
+                        total = size
                     shard.lists_crc = crc is not None
                     shard.add(name, size, crc or 0, *pin)
             yield shard
@@ -272,20 +280,32 @@ def content_of(listing: Listing, at: int) -> str:
     return f"{content} {generation}" if (generation := listing.generations[at]) else content
 
 
+def _table_in_source(request: PredictionRequest, table: Table) -> str:
+    """Return the name that the table would have among the objects of the source."""
+    kind = kind_of(request.source)
+    place = f"{open_store(request.source).place}/" if kind and kind.store else "\0"
+    return f"{table.store.place}/{table.name}".removeprefix(place)
+
+
+def _may_be_image(name: str) -> bool:
+    """Return whether a name is of an image, or has no suffix."""
+    return is_image(name) or "." not in name.rpartition("/")[2]
+
+
 def list_objects(request: PredictionRequest, table: Table) -> tuple[Listing, dict[str, int]]:
     """List the objects of the source by name, and count those left out by the reason.
 
     Left out are files that systems make and the table itself, which do not count, and names that
     no sync takes. Raise InputError without images.
     """
-    source, kind = open_source(request.source), kind_of(request.source)
-    place = f"{open_store(request.source).place}/" if kind and kind.store else "\0"
-    own = f"{table.store.place}/{table.name}".removeprefix(place)
-    listing, listed = source.listing(), array("L")
-    for at, name in enumerate(listing.names):
+    source = open_source(request.source)
+    own = _table_in_source(request, table)
+    listing = source.listing()
+    listed = array("L")
+    for position, name in enumerate(listing.names):
         ours = name in (own, f"{own}.json", f"{own}{SAMPLE}") or name.startswith(f"{own}.parts/")
         if not ours and (is_image(name) or not is_ignored(name)):
-            listed.append(at)
+            listed.append(position)
     if len(listed) < len(listing):
         listing = listing.take(listed)
     judged = apply(listing, "skip")
@@ -295,6 +315,6 @@ def list_objects(request: PredictionRequest, table: Table) -> tuple[Listing, dic
         print(f"{len(judged.skipped):,} objects are left out by their names: {shown}", flush=True)
     if listing.weak:
         print(weakness(source.url, listing), flush=True)
-    if not any(is_image(name) or "." not in name.rpartition("/")[2] for name in listing.names):
+    if not any(map(_may_be_image, listing.names)):
         raise InputError(f"{source.url} has {no_images(listing.names)}: correct its address")
     return listing, dict(Counter(why for _, why in judged.skipped))

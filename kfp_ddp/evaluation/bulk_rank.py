@@ -65,11 +65,13 @@ def predict_share(
     the request names, if any. Raise InputError if an input is invalid, UnavailableError if
     a store does not respond: another attempt then computes only what is missing.
     """
-    started, listing = time.monotonic(), Listing()
+    started = time.monotonic()
+    listing = Listing()
     world = world or alone(gpu_or_cpu())
     signer = signer or signer_of(request.bundle_key, "bundle_key")
     subject, bundle = read_bundle(request.bundle, signer, allow_code=request.allow_code)
-    table, digest = Table(request.table, subject.info.classes, bundle.digest), bundle.digest
+    digest = bundle.digest
+    table = Table(request.table, subject.info.classes, digest)
     reference: Rows | None = None
     left_out: dict[str, int] = {}
 
@@ -100,11 +102,13 @@ def _predict(
 ) -> None:
     """Predict this rank's shards of a list; the next one is downloaded meanwhile."""
     sample = Sample()
-    source, info, begun = open_source(request.source), subject.info, deque[Local]()
+    source = open_source(request.source)
+    info = subject.info
+    begun = deque[Local]()
     reading = info.reading._replace(on_bad_image="skip")
-    precision, fastest = request.precision, half_precision(world.device)
+    precision = request.precision
     if precision == "auto":
-        precision = "bf16" if fastest == "bf16" else "fp32"
+        precision = "bf16" if half_precision(world.device) == "bf16" else "fp32"
 
     def work() -> Work:
         shards = enumerate(table.shards(todo, request.shard_images))
@@ -152,7 +156,8 @@ def _download(source: Source, number: int, shard: Listing, above: Path, reading:
 
     Objects that cannot be downloaded are lost, unless that is so for all.
     """
-    folder, numbers = above / str(number), [str(at) for at in range(len(shard))]
+    folder = above / str(number)
+    numbers = [str(position) for position in range(len(shard))]
     origins = dict(zip(numbers, shard.names, strict=True))
     folder.mkdir()
     stage = FileStage(folder / "files", dataclasses.replace(shard, names=numbers, origins=origins))

@@ -52,15 +52,18 @@ def _differences(
         by_class[one.target][one.correct, champion[path].correct] += 1
     changes = {}
     for name, counts in by_class.items():
-        won, lost, both = counts[True, False], counts[False, True], counts[True, True]
+        won = counts[True, False]
+        lost = counts[False, True]
+        both = counts[True, True]
         if won or lost:
             samples = counts.total()
             low, high = newcombe(both + won, both + lost, won, samples)
             counted = {"samples": samples, "won": won, "lost": lost}
             gain = (won - lost) / samples
             changes[name] = ClassChange(name=name, **counted, gain=gain, low=low, high=high)
-    won, lost = (sum(getattr(one, side) for one in changes.values()) for side in ("won", "lost"))
-    return won, lost, changes
+    all_won = sum(change.won for change in changes.values())
+    all_lost = sum(change.lost for change in changes.values())
+    return all_won, all_lost, changes
 
 
 def mcnemar(won: int, lost: int) -> float:
@@ -87,8 +90,10 @@ def newcombe(first: int, second: int, won: int, samples: int) -> tuple[float, fl
     models, `won` those that are only correct in the first.
     """
     lost = second - (first - won)
-    p, q = first / samples, second / samples
-    (p_low, p_high), (q_low, q_high) = wilson(first, samples), wilson(second, samples)
+    p = first / samples
+    q = second / samples
+    p_low, p_high = wilson(first, samples)
+    q_low, q_high = wilson(second, samples)
     margins = first * (samples - first) * second * (samples - second)
     determinant = (first - won) * (samples - second - won) - won * lost
     shrunk = max(determinant - samples / 2, 0.0) if determinant > 0 else determinant

@@ -24,7 +24,7 @@ from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.shipping.own_package import on_workers
 from kfp_ddp.jobs.task import with_folders, with_task_config
 from kfp_ddp.k8s.api import Api
-from kfp_ddp.models.evaluation import FILE, Evaluation
+from kfp_ddp.models.evaluation import FILE, Evaluation, figures_for
 from kfp_ddp.report.summary import markdown
 from kfp_ddp.runs.training_folder import followed_folder
 from kfp_ddp.runs.workspace import RunWorkspace, create_run_folder, open_workspace
@@ -34,13 +34,8 @@ if TYPE_CHECKING:
     from kfp_ddp.evaluation.roc import Roc
 
 CHARTED_CLASSES = 50  # the KFP UI draws a cell 700 / N pixels wide
-TRACKED = ("accuracy", "accuracy_low", "accuracy_high", "loss", "macro_f1", "calibration_error")
 DIGESTS = ("dataset_digest", "checkpoint_digest")
 """Fields that the MLflow run of the training gets."""
-LOGGED = (
-    *("accuracy", "accuracy_low", "accuracy_high", "top5", "loss", "macro_f1"),
-    *("balanced_accuracy", "calibration_error", "roc_auc", "macro_roc_auc", "samples", "skipped"),
-)
 
 
 @step
@@ -87,7 +82,8 @@ def run(
             folder.download_below(f"{target.name}/")
         evaluated = Evaluated.read(target)
         result = evaluated.result
-        metrics = {f"evaluation/{name}": getattr(result, name) for name in TRACKED}
+        tracked = [figure.name for figure in figures_for("mlflow")]
+        metrics = {f"evaluation/{name}": getattr(result, name) for name in tracked}
         digests = {f"kfp_ddp.{name}": getattr(result, name) for name in DIGESTS}
         trackers.note(folder.path, metrics, digests)
         evaluation = folder.to_uri(target / FILE)
@@ -115,10 +111,10 @@ def evaluate_locally(request: EvaluationRequest, folder: RunWorkspace, ranks: in
 
 def log_metrics(result: Evaluation, metrics: Any, prefix: str = "") -> None:
     """Fill a Metrics artifact. Other than finite numbers make the output unreadable."""
-    for name in LOGGED:
-        value = getattr(result, name)
+    for figure in figures_for("kfp"):
+        value = getattr(result, figure.name)
         if value is not None and math.isfinite(value):
-            metrics.log_metric(prefix + name, round(float(value), 6))
+            metrics.log_metric(prefix + figure.name, round(float(value), 6))
 
 
 def log_charts(result: Evaluation, roc: "Roc | None", chart: Any) -> None:
@@ -188,7 +184,8 @@ def predict(
     **ids: str,
 ) -> tuple[str, int, int]:
     """Predict, fill the artifacts, and return the table, its rows, and those unreadable."""
-    fields, target = job_fields(job, image, backend), Table(table)
+    fields = job_fields(job, image, backend)
+    target = Table(table)
     request = PredictionRequest.from_inputs(source, bundle, table, options)
     if backend != "local":
         if not target.store.remote:

@@ -95,7 +95,8 @@ class Evaluator:
             return None, ""
         if len(index) > MOST_TRAINED:
             return None, f"they are more than {MOST_TRAINED:,}"
-        network, size = self.subject.network, self.request.batch_size
+        network = self.subject.network
+        size = self.request.batch_size
         reading = self.info.reading._replace(on_bad_image="skip")
         share: Share | str
         try:
@@ -126,8 +127,9 @@ class Evaluator:
             raise UnavailableError(f"the champion {champion.uri} has changed: run again")
         if not index:
             return None
-        started, subject = time.monotonic(), _read_bundle(champion, champion.uri)
-        number = {name: at for at, name in enumerate(subject.info.classes)}
+        started = time.monotonic()
+        subject = _read_bundle(champion, champion.uri)
+        number = {name: position for position, name in enumerate(subject.info.classes)}
         targets = tuple(number[index.classes[target]] for target in index.targets)
         index = replace(index, classes=subject.info.classes, targets=targets)
         measured = self._measure(subject, index, self.request.split, started)
@@ -148,7 +150,8 @@ class Evaluator:
         started: float,
         tags: slices.Tags | None = None,
     ) -> Measured | None:
-        info, own = subject.info, subject is self.subject
+        info = subject.info
+        own = subject is self.subject
         reading = info.reading
         if not own:  # the evaluated model read all of these images, so none may be unreadable
             values = reading.value_range or self.info.reading.value_range
@@ -156,7 +159,8 @@ class Evaluator:
             reading = self.info.reading._replace(
                 on_bad_image="fail", background=background, value_range=values
             )
-        size, device = self.request.batch_size, self.world.device
+        size = self.request.batch_size
+        device = self.world.device
         share = predict_share(subject.network, info, index, size, self.world, reading)
         shares = self.world.to_first(share)
         if shares is None:
@@ -235,16 +239,18 @@ def _with_bundle(champion: Champion | None, uri: str, what: str) -> Champion:
 
 def _read_bundle(champion: Champion, uri: str, *, allow_code: bool = True) -> Subject:
     """Return the model of a bundle, as `read_model` does."""
-    own, bundle = champion.evaluation, champion.bundle
+    bundle = champion.bundle
     with tempfile.TemporaryDirectory() as folder:
         file = champion.fetch_weights(Path(folder))
         try:
-            network, info = weights.read(file, own.step, allow_code=allow_code)
+            network, info = weights.read(file, champion.evaluation.step, allow_code=allow_code)
         except (InputError, StorageError) as error:
             raise type(error)(f"the champion {bundle.uri} cannot be evaluated: {error}") from None
     # The settings of the training define the images of the validation, and how they are read.
     config = {**mapping_in(bundle.read(CONFIG, LARGEST_CONFIG)).get("training", {}), **info.config}
-    return Subject(network, replace(info, config=config), uri, own.checkpoint_digest)
+    return Subject(
+        network, replace(info, config=config), uri, champion.evaluation.checkpoint_digest
+    )
 
 
 def _read_checkpoint(path: Path, uri: str) -> Subject:
@@ -254,7 +260,8 @@ def _read_checkpoint(path: Path, uri: str) -> Subject:
 def _common_samples(
     champion: Champion, predictions: Predictions, challenger: Evaluation
 ) -> Index | None:
-    own, index = champion.evaluation, predictions.index
+    own = champion.evaluation
+    index = predictions.index
     if own.same_samples(challenger) or not champion.version:
         return None
     classes = {one.name for one in own.classes}

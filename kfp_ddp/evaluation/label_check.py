@@ -18,8 +18,10 @@ from kfp_ddp.pictures.shards import Where
 
 Array = NDArray[Any]
 
-LABEL, DUPLICATE = "label", "duplicate"
-_SAME_PIXELS, _SAME_EMBEDDING = 0.995, 0.9
+LABEL = "label"
+DUPLICATE = "duplicate"
+_SAME_PIXELS = 0.995
+_SAME_EMBEDDING = 0.9
 _BLOCK = 256
 """Images that are compared with all others at once: 61 MB a matrix for 60,000 others."""
 
@@ -47,23 +49,24 @@ def find_doubts(
     """
     pool = [*evaluated, training] if training else list(evaluated)
     names = pool[0].index.classes
-    sources = [(part.index, at) for part in pool for at in range(len(part.index))]
+    sources = [(part.index, position) for part in pool for position in range(len(part.index))]
 
     def doubt(reason: str, score: float, suggested: int, *images: int) -> Doubt:
-        both = [sources[at] for at in images]
-        paths = [Path(one.paths[at]).relative_to(dataset).as_posix() for one, at in both]
-        label, other = names[both[0][0].targets[both[0][1]]], "".join(paths[1:])
+        both = [sources[image] for image in images]
+        paths = [Path(index.paths[at]).relative_to(dataset).as_posix() for index, at in both]
+        first, position = both[0]
+        label = names[first.targets[position]]
+        other = "".join(paths[1:])
         where = tuple(index.where(at) for index, at in both)
         return Doubt(paths[0], label, names[suggested], score, reason, other, where)
 
-    doubts, start = [], 0
+    doubts: list[Doubt] = []
+    start = 0
     for part in evaluated:
-        if part.tally.samples * part.tally.classes <= MOST_SCORES:
-            logits, targets = part.tally.column("logits"), np.array(part.index.targets)
-            doubts += [
-                doubt(LABEL, score, suggested, start + at)
-                for at, suggested, score in label_errors(logits, targets)
-            ]
+        doubts += [
+            doubt(LABEL, score, suggested, start + position)
+            for position, suggested, score in _label_errors_of(part)
+        ]
         start += len(part.index)
     doubts.sort(key=lambda one: -one.score)
     if not all(len(part.features) for part in pool):
@@ -78,6 +81,13 @@ def find_doubts(
     return doubts
 
 
+def _label_errors_of(part: Predictions) -> list[tuple[int, int, float]]:
+    """Return the `label_errors` of a split; none if its logits are not retained."""
+    if part.tally.samples * part.tally.classes > MOST_SCORES:
+        return []
+    return label_errors(part.tally.column("logits"), np.array(part.index.targets))
+
+
 def label_errors(logits: Array, targets: Array) -> list[tuple[int, int, float]]:
     """Return samples with a doubtful label: position, suggested class and score, descending.
 
@@ -88,12 +98,14 @@ def label_errors(logits: Array, targets: Array) -> list[tuple[int, int, float]]:
     """
     chances = np.exp(logits - logits.max(1, keepdims=True))
     chances /= chances.sum(1, keepdims=True)
-    own, classes = chances[np.arange(len(targets)), targets], chances.shape[1]
+    own = chances[np.arange(len(targets)), targets]
+    classes = chances.shape[1]
     counts = np.bincount(targets, minlength=classes)
     sums = np.bincount(targets, own, classes)
     thresholds = np.divide(sums, counts, out=np.full(classes, np.inf), where=counts > 0)
     plausible = np.where(chances >= thresholds, chances, -1)
-    suggested, scores = plausible.argmax(1), plausible.max(1) - own
+    suggested = plausible.argmax(1)
+    scores = plausible.max(1) - own
     doubtful = (scores > 0).nonzero()[0]
     order = doubtful[np.argsort(-scores[doubtful], kind="stable")]
     return list(zip(order.tolist(), suggested[order].tolist(), scores[order].tolist(), strict=True))

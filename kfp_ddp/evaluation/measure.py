@@ -44,10 +44,12 @@ class Tally:
     @torch.inference_mode()
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Count a batch."""
-        scores, truth = logits.cpu().numpy(), targets.cpu().numpy()
+        scores = logits.cpu().numpy()
+        truth = targets.cpu().numpy()
         rows = np.arange(len(truth))
         predicted = scores.argmax(1)
-        first, own = scores[rows, predicted], scores[rows, truth]
+        first = scores[rows, predicted]
+        own = scores[rows, truth]
         if (len(scores), scores.dtype) != (len(self._scratch), self._scratch.dtype):
             self._scratch = np.empty_like(scores)
         total = np.exp(np.subtract(scores, first[:, None], out=self._scratch), out=self._scratch)
@@ -98,7 +100,8 @@ class Tally:
         self, names: list[str], roc_auc: list[float | None] | None = None
     ) -> list[ClassResult]:
         """Return precision, recall and F1 of each class; 0 instead of a division by 0."""
-        targets, predicted = self.column("targets"), self.column("predicted")
+        targets = self.column("targets")
+        predicted = self.column("predicted")
         counted = (targets[targets == predicted], targets, predicted)
         counts = [np.bincount(samples, minlength=self.classes).tolist() for samples in counted]
         rows = zip(names, *counts, roc_auc or [None] * self.classes, strict=True)
@@ -206,12 +209,14 @@ def bootstrap(tally: Tally, resamples: int) -> dict[str, Interval]:
     targets, predicted, confidence = (tally.column(name) for name in names)
     order = np.lexsort((confidence, predicted, targets))
     targets, predicted, confidence = targets[order], predicted[order], confidence[order]
-    bins, sizes = bin_of(confidence), {"minlength": tally.classes}
+    bins = bin_of(confidence)
+    sizes = {"minlength": tally.classes}
     confidence = confidence.astype(np.float64)
     gaps = confidence - (targets == predicted)
 
     def macro_f1(at: Array) -> float:
-        true, guess = targets[at], predicted[at]
+        true = targets[at]
+        guess = predicted[at]
         weight = np.bincount(true, **sizes) + np.bincount(guess, **sizes)
         right = np.bincount(true[true == guess], **sizes)
         seen = weight > 0
@@ -220,7 +225,8 @@ def bootstrap(tally: Tally, resamples: int) -> dict[str, Interval]:
     def error(bins: Array, gaps: Array) -> float:
         return float(np.abs(np.bincount(bins, gaps, CALIBRATION_BINS)).sum() / len(gaps))
 
-    n, draw = tally.samples, np.random.default_rng(0)
+    n = tally.samples
+    draw = np.random.default_rng(0)
     drawn = np.empty((resamples, 3))
     for row in drawn:
         at = draw.integers(0, n, n)
@@ -236,7 +242,8 @@ def bootstrap(tally: Tally, resamples: int) -> dict[str, Interval]:
 
 def _bias_corrected(value: float, drawn: Array) -> Interval:
     """Return bias-corrected percentiles (Efron 1981, Canadian J. Statistics 9:139)."""
-    normal, n = NormalDist(), len(drawn)
+    normal = NormalDist()
+    n = len(drawn)
     lower = (drawn < value - _ROUNDING).sum() + (drawn <= value + _ROUNDING).sum()
     below = float(lower) / 2 / n
     bias = 2 * normal.inv_cdf(min(max(below, 0.5 / n), 1 - 0.5 / n))

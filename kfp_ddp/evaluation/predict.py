@@ -66,7 +66,8 @@ class Predictions:
 
     def to_csv(self) -> str:
         """Return a row for each sample: path, true and predicted class, confidence, loss."""
-        text, names = io.StringIO(newline=""), self.index.classes
+        text = io.StringIO(newline="")
+        names = self.index.classes
         columns = [self.tally.column(name).tolist() for name in COLUMNS[:4]]
         rows = (
             (self.relative(at), names[target], names[predicted], f"{sure:z.6f}", f"{loss:z.6f}")
@@ -99,7 +100,8 @@ def predict_share(
 
     Unreadable images fail, or are left out, as `reading` says; raise InputError as `scored`.
     """
-    sample, tally = Sample(), Tally(len(info.classes))
+    sample = Sample()
+    tally = Tally(len(info.classes))
     counted = [torch.zeros(0, dtype=torch.int64)]
     features = [torch.zeros(0, FEATURES)]
     mine = loader.fixed_batches(index, batch_size, world.rank, world.size)
@@ -243,13 +245,15 @@ def merged(index: Index, shares: Sequence[Share], on_bad_image: str = "fail") ->
 
     Raise InputError if no image is readable, RuntimeError if a sample was not counted once.
     """
-    n, positions = len(index), torch.cat([share.positions for share in shares])
+    n = len(index)
+    positions = torch.cat([share.positions for share in shares])
     if not len(positions):
         raise InputError(f"none of the {n} images in {index.root} can be read: replace them")
     counted, order = positions.sort()
     tally = _reorder(shares, order)
     twice = bool((counted[1:] == counted[:-1]).any())
-    if twice or tally.samples != len(counted) or (on_bad_image == "fail" and len(counted) < n):
+    lacking = on_bad_image == "fail" and len(counted) < n
+    if twice or lacking or tally.samples != len(counted):
         raise RuntimeError(f"{tally.samples} predictions for {len(counted)} of {n} samples")
     readable = torch.zeros(n, dtype=torch.bool)
     readable[counted] = True
@@ -265,10 +269,15 @@ def _reorder(shares: Sequence[Share], order: Tensor) -> Tally:
     """Return one tally of the shares, with the samples in the order of the index."""
     if len(shares) == 1 and bool((order[1:] > order[:-1]).all()):
         return shares[0].tally
-    tally, tallies = Tally(shares[0].tally.classes), [s.tally for s in shares if s.tally.samples]
-    columns = {name: np.concatenate([one.column(name) for one in tallies]) for name in COLUMNS}
-    tally.add({n: v[order] if len(v) == len(order) else v[:0] for n, v in columns.items()})
-    return tally
+    tallies = [share.tally for share in shares if share.tally.samples]
+    columns = {}
+    for name in COLUMNS:
+        values = np.concatenate([tally.column(name) for tally in tallies])
+        # Logits may be left out.
+        columns[name] = values[order] if len(values) == len(order) else values[:0]
+    ordered = Tally(shares[0].tally.classes)
+    ordered.add(columns)
+    return ordered
 
 
 def batches(work: Work, image_size: int, world: World, reading: Reading) -> _Loaded:

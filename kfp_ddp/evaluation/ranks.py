@@ -74,7 +74,8 @@ def evaluate_share(request: EvaluationRequest, world: "World | None" = None) -> 
         )
     signer = signer_of(request.options.champion_key, "champion_key")
     champion = champions.find(request.champion, True, signer) if request.champion else None
-    run_dir, target = Path(request.run_dir), request.target
+    run_dir = Path(request.run_dir)
+    target = request.target
     if world is None or world.first:
         results.prepare(target, run_dir)
     started = time.monotonic()
@@ -84,7 +85,8 @@ def evaluate_share(request: EvaluationRequest, world: "World | None" = None) -> 
     from kfp_ddp.evaluation.report_data import report_data
 
     evaluator = Evaluator(request, checkpoint, world, signer)
-    first, on_test = evaluator.split(started), evaluator.test()
+    first = evaluator.split(started)
+    on_test = evaluator.test()
     again = evaluator.re_evaluate_champion(champion, first) if champion is not None else None
     training, uncompared = evaluator.training()
     if first is None:
@@ -96,13 +98,14 @@ def evaluate_share(request: EvaluationRequest, world: "World | None" = None) -> 
             print(f"champion {champion.uri} on this split: accuracy {again.accuracy:.4f}")
         gain = _compared(result, rows, champion, again, target / CHAMPION_FOLDER)
         result = result.model_copy(update={"compared": gain})
+    splits = [predictions]
+    test: Evaluation | None = None
     if on_test is not None:
+        splits.append(on_test.predictions)
+        test = on_test.result
         folder = RunFolder(run_dir).evaluation(TEST)
         results.prepare(folder, run_dir)
-        test_rows = on_test.predictions.to_csv()
-        results.write(folder, run_dir, on_test.result, {PREDICTIONS: test_rows})
-    test = on_test and on_test.result
-    splits = [predictions, *([on_test.predictions] if on_test else [])]
+        results.write(folder, run_dir, test, {PREDICTIONS: on_test.predictions.to_csv()})
     doubts = label_check.find_doubts(splits, training, evaluator.dataset)
     if doubts:
         print(f"{plural(len(doubts), 'label')} to check: {target / LABELS_TO_CHECK}")

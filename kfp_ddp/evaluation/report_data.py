@@ -59,11 +59,9 @@ def report_data(
         mistakes=[_mistake(predictions, position, info.reading) for position in by_loss],
         surest=[_mistake(predictions, position, info.reading) for position in confident],
         doubtful=[
-            Doubtful(
-                **{**one._asdict(), "pictures": [_thumbnail(at, info.reading) for at in one.images]}
-            )
+            _doubtful(doubt, info.reading)
             for reason in ("label", "duplicate")
-            for one in [one for one in doubts if one.reason == reason][: worst // 2]
+            for doubt in [doubt for doubt in doubts if doubt.reason == reason][: worst // 2]
         ],
         doubts=len(doubts),
         uncompared=uncompared,
@@ -71,8 +69,14 @@ def report_data(
     )
 
 
+def _doubtful(doubt: "Doubt", reading: Reading) -> Doubtful:
+    pictures = [_thumbnail(image, reading) for image in doubt.images]
+    return Doubtful(**{**doubt._asdict(), "pictures": pictures})
+
+
 def _mistake(predictions: "Predictions", position: int, reading: Reading) -> Mistake:
-    index, column = predictions.index, predictions.tally.column
+    index = predictions.index
+    column = predictions.tally.column
     picture, tiny = _thumbnail(index.where(position), reading)
     return Mistake(
         path=predictions.relative(position),
@@ -144,31 +148,44 @@ def _layout(version: Path, config: Mapping[str, object], classes: tuple[str, ...
 def _problems(version: Path, evaluated: Mapping[str, int], layout: Layout | None) -> list[str]:
     """Return images of equal content: on two sides, or twice in the evaluated split."""
     trained = set(layout.train.names) if layout else set()
+    rows = version / manifest.NAME
     first: dict[tuple[int, int], str] = {}
     doubled: list[tuple[str, str]] = []
-    for row in manifest.rows(version / manifest.NAME):
+    for row in manifest.rows(rows):
         if row.name in evaluated:
             original = first.setdefault((row.size, row.crc), row.name)
             if original != row.name:
                 doubled.append((original, row.name))
-    leaked = [
-        (first[row.size, row.crc], row.name)
-        for row in manifest.rows(version / manifest.NAME)
-        if row.name in trained and (row.size, row.crc) in first
-    ]
+    leaked = []
+    for row in manifest.rows(rows):
+        original = first.get((row.size, row.crc), "")
+        if original and row.name in trained:
+            leaked.append((original, row.name))
+    mislabelled = [pair for pair in doubled if evaluated[pair[0]] != evaluated[pair[1]]]
     lines = []
     if leaked:
-        part = len({name for name, _ in leaked}) / len(evaluated)
-        lines.append(
-            f"{len(leaked):,} training images are equal to images of this split, "
-            f"{part:.1%} of it: the first is {leaked[0][1]} = {leaked[0][0]}"
-        )
-    mislabelled = [pair for pair in doubled if evaluated[pair[0]] != evaluated[pair[1]]]
-    if doubled:
-        first_pair = (mislabelled or doubled)[0]
-        note = " with another class, one of which is incorrect" if mislabelled else ""
-        lines.append(
-            f"{len(mislabelled or doubled):,} images of this split are equal to another one{note}: "
-            f"the first is {first_pair[1]} = {first_pair[0]}"
-        )
+        lines.append(_leaked_line(leaked, len(evaluated)))
+    if mislabelled:
+        lines.append(_doubled_line(mislabelled, " with another class, one of which is incorrect"))
+    elif doubled:
+        lines.append(_doubled_line(doubled, ""))
     return lines
+
+
+def _leaked_line(leaked: Sequence[tuple[str, str]], evaluated: int) -> str:
+    """Return the problem of pairs of an evaluated and a training image."""
+    part = len({name for name, _ in leaked}) / evaluated
+    original, copy = leaked[0]
+    return (
+        f"{len(leaked):,} training images are equal to images of this split, "
+        f"{part:.1%} of it: the first is {copy} = {original}"
+    )
+
+
+def _doubled_line(pairs: Sequence[tuple[str, str]], note: str) -> str:
+    """Return the problem of pairs of images of the split."""
+    original, copy = pairs[0]
+    return (
+        f"{len(pairs):,} images of this split are equal to another one{note}: "
+        f"the first is {copy} = {original}"
+    )

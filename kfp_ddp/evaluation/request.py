@@ -15,8 +15,10 @@ from kfp_ddp.core.step import KEY_NAME, KEY_NAME_MEANING
 from kfp_ddp.models.release import ChampionKey
 from kfp_ddp.storage.address import check_address
 
-OUTPUT, REQUEST = "--output-dir", "--request"
-CSV, PARQUET = ".csv", ".parquet"
+OUTPUT = "--output-dir"
+REQUEST = "--request"
+CSV = ".csv"
+PARQUET = ".parquet"
 SPLIT = "^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 

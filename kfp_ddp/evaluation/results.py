@@ -42,8 +42,11 @@ def summarise(
     """
     from kfp_ddp.evaluation.measure import balanced_accuracy, bootstrap
 
-    tally, names, index = predictions.tally, list(info.classes), predictions.index
-    root, paths = index.root, [predictions.relative(i) for i in range(len(index))]
+    tally = predictions.tally
+    names = list(info.classes)
+    index = predictions.index
+    root = index.root
+    paths = [predictions.relative(position) for position in range(len(index))]
     areas = tally.areas()
     classes = tally.per_class(names, areas.per_class)
     precision, recall, f1 = tally.macro(classes)

@@ -70,8 +70,8 @@ def areas(parts: Sequence[Array], truth: Sequence[Array], classes: int) -> Areas
             columns = range(start, min(start + step, scored.stop))
             scores = np.concatenate([own.odds(columns) for own in rows], axis=1)
             sides = [
-                (np.sort(s[targets != c]), np.sort(s[targets == c]))
-                for c, s in enumerate(scores, start)
+                (np.sort(own[targets != number]), np.sort(own[targets == number]))
+                for number, own in enumerate(scores, start)
             ]
             per_class.extend(_area(*side) for side in sides)
             yield np.sort(np.concatenate([negative for negative, _ in sides]))
@@ -88,7 +88,8 @@ class _Rows:
     """
 
     def __init__(self, logits: Array, targets: Array) -> None:
-        self.logits, self.targets = logits, targets
+        self.logits = logits
+        self.targets = targets
         ordered = np.sort(logits, axis=1)
         self._first = ordered[:, -1].astype(np.float64)
         shifted = ordered - self._first[:, None]

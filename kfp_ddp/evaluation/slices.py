@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from kfp_ddp.pictures.splits import Index
 
 PATH = "path"
-MOST_TAGS, MOST_VALUES, LONGEST = 50, 200, 100
-"""Maximum tags in a table, values of a tag, and characters of a name or a value."""
+MOST_TAGS = 50
+"""Maximum tags in a table."""
+MOST_VALUES = 200
+"""Maximum values of a tag."""
+LONGEST = 100
+"""Maximum characters of a name or a value."""
 _OWN = ("class", PATH)
 
 
@@ -37,26 +41,26 @@ class Tags:
             for tag in zip(self.names, self.values.get(path, ()), strict=False):
                 counts[tag][0] += 1
                 counts[tag][1] += target == guess
-        order = {name: at for at, name in enumerate(self.names)}
-        tags = sorted((tag for tag in counts if tag[1]), key=lambda tag: (order[tag[0]], tag[1]))
-        return [slice_of(*tag, counts[tag][1], counts[tag][0]) for tag in tags]
+        with_value = [tag for tag in counts if tag[1]]
+        with_value.sort(key=lambda tag: (self.names.index(tag[0]), tag[1]))
+        slices = []
+        for tag in with_value:
+            samples, correct = counts[tag]
+            slices.append(slice_of(*tag, correct, samples))
+        return slices
 
 
 def read(where: str, dataset: Path, index: "Index") -> Tags:
     """Read the tags of a split's images: a file of `dataset`, a path or a URI; or InputError."""
     table = Labels.parse(where, _content(where, dataset))
     names = _names([column[0] for column in table.columns], where)
-    values_of: dict[str, tuple[str, ...]] = {}
-    for line, (path, *cells) in enumerate(zip(*table.columns, strict=True), table.first):
-        if line == table.first or not path:
-            continue
-        values = tuple(_plain(value, f"{where}, line {line}") for value in cells)
-        if values_of.setdefault(path, values) != values:
-            raise InputError(f"{where}, line {line}: {path!r} has other tags in another row")
+    rows = _rows(table, where)
     by_path = {}
     for path in index.paths:
-        full, short = (Path(path).relative_to(base).as_posix() for base in (dataset, index.root))
-        if (values := values_of.get(full) or values_of.get(short, ())) and any(values):
+        below_dataset = Path(path).relative_to(dataset).as_posix()
+        below_split = Path(path).relative_to(index.root).as_posix()
+        values = rows.get(below_dataset) or rows.get(below_split, ())
+        if any(values):
             by_path[path] = values
     if not by_path:
         example = Path(index.paths[0]).relative_to(index.root).as_posix()
@@ -64,12 +68,25 @@ def read(where: str, dataset: Path, index: "Index") -> Tags:
             f"{where} has no image of this split: its column {PATH} needs paths such as {example}"
         )
     for number, name in enumerate(names):
-        if len({values[number] for values in by_path.values()} - {""}) > MOST_VALUES:
+        known = {values[number] for values in by_path.values()}
+        if len(known - {""}) > MOST_VALUES:
             raise InputError(
                 f"{where}: the tag {name!r} has more than {MOST_VALUES} values in this split; "
                 "group them, or leave the column out"
             )
     return Tags(where, names, by_path)
+
+
+def _rows(table: Labels, where: str) -> dict[str, tuple[str, ...]]:
+    """Return the values in the lines after the first one, by path."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for line, (path, *cells) in enumerate(zip(*table.columns, strict=True), table.first):
+        if line == table.first or not path:
+            continue
+        values = tuple(_plain(value, f"{where}, line {line}") for value in cells)
+        if rows.setdefault(path, values) != values:
+            raise InputError(f"{where}, line {line}: {path!r} has other tags in another row")
+    return rows
 
 
 def _content(where: str, dataset: Path) -> bytes:
@@ -101,7 +118,7 @@ def _names(header: list[str], where: str) -> tuple[str, ...]:
             f"{where} begins with {','.join(header)[:LONGEST]!r}: its first line must have the "
             f"columns, {PATH} first and then one for each tag"
         )
-    wrong = [name for name in names if not name or name in _OWN or names.count(name) > 1]
+    wrong = [name for name in names if name in ("", *_OWN) or names.count(name) > 1]
     if wrong or len(names) > MOST_TAGS:
         fault = f"more than {MOST_TAGS} tags" if not wrong else f"a tag {wrong[0]!r}"
         raise InputError(

@@ -23,6 +23,63 @@ LARGEST_PREDICTIONS = 512 << 20
 """Limit in bytes; a million samples have some 100 MB."""
 PREDICTION_COLUMNS = ("path", "target", "predicted", "confidence", "loss")
 Z_95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
+Better = Literal["", "higher", "lower"]
+Place = Literal["kfp", "mlflow", "summary", "card", "page", "comparison"]
+"""Where figures are shown: metrics of the KFP step and of the MLflow run, the Markdown of the step,
+the model card (and the test split in the Markdown), the HTML report, and the comparison of runs."""
+
+
+class Figure(NamedTuple):
+    """A figure of an evaluation: where and how it is shown."""
+
+    name: str
+    """Of the field of `Evaluation`."""
+    title: str
+    form: Literal["share", "number", "count"]
+    """What it is; each place has a format for each."""
+    better: Better = ""
+    """Which values are the better ones; '' if neither."""
+    interval: Literal["", "page", "always"] = ""
+    """Whether it has an interval: shown only in the HTML report, or beside the figure always."""
+    by_class: bool = False
+    """Whether all classes count equally, so it is of interest if they differ in size."""
+    hidden: frozenset[Place] = frozenset()
+    """Where it is not shown."""
+
+
+_TEXTS: frozenset[Place] = frozenset(("summary", "card", "page", "comparison"))
+_ALL: frozenset[Place] = frozenset((*_TEXTS, "kfp", "mlflow"))
+_FEW: frozenset[Place] = _ALL - {"kfp"}
+FIGURES = (
+    Figure("accuracy", "accuracy", "share", "higher", "always"),
+    Figure("accuracy_low", "low end of the accuracy", "share", "higher", hidden=_TEXTS),
+    Figure("accuracy_high", "high end of the accuracy", "share", "higher", hidden=_TEXTS),
+    Figure("top5", "top-5 accuracy", "share", "higher", hidden=frozenset(("mlflow",))),
+    Figure(
+        "balanced_accuracy",
+        "balanced accuracy",
+        "share",
+        "higher",
+        "page",
+        by_class=True,
+        hidden=frozenset(("mlflow", "comparison")),
+    ),
+    Figure("loss", "loss", "number", "lower"),
+    Figure("macro_precision", "macro precision", "number", "higher", by_class=True, hidden=_ALL),
+    Figure("macro_recall", "macro recall", "number", "higher", by_class=True, hidden=_ALL),
+    Figure("macro_f1", "macro F1", "number", "higher", "page", by_class=True),
+    Figure("calibration_error", "calibration error", "number", "lower", "page"),
+    Figure("samples", "samples", "count", hidden=_FEW - {"comparison"}),
+    Figure("skipped", "images left out", "count", "lower", hidden=_FEW - {"summary", "card"}),
+    Figure("roc_auc", "ROC AUC", "number", "higher", hidden=_FEW - {"summary"}),
+    Figure("macro_roc_auc", "macro ROC AUC", "number", "higher", by_class=True, hidden=_FEW),
+)
+"""All figures of the record, in the order in which they are shown."""
+
+
+def figures_for(place: Place) -> list[Figure]:
+    """Return the figures that a place shows, in order."""
+    return [figure for figure in FIGURES if place not in figure.hidden]
 
 
 class Interval(Stored):
@@ -212,6 +269,12 @@ class Evaluation(Stored):
                 "evaluation.json it belongs to"
             )
         return predictions
+
+    def interval(self, name: str) -> Interval | None:
+        """Return the 95 % interval of a figure; None without one."""
+        if name == "accuracy":
+            return Interval(low=self.accuracy_low, high=self.accuracy_high)
+        return self.intervals.get(name)
 
     def differs(self, other: "Evaluation") -> str:
         """Return why the samples of the two may differ, by content if both know it; '' if not."""

@@ -19,7 +19,9 @@ _SURE = 0.5
 def html(folder: Path, bundle: Path | None = None) -> str:
     """Return the report of an evaluation and its verdict, by their folder, and of a bundle."""
     material = Material.read(folder, bundle)
-    result, data, verdict = material.result, material.data, material.verdict
+    result = material.result
+    data = material.data
+    verdict = material.verdict
     rules = sections.rules(verdict)
     reason = str(verdict.get("reason", ""))
     classes, class_notes = sections.classes(result)

@@ -1,17 +1,18 @@
 """Charts as SVG that stretches to its column, with text in HTML that retains its size."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from kfp_ddp.report.events import MAX_POINTS, Point
 from kfp_ddp.report.render import render
 
-WIDTH, HEIGHT = 640, 320
-"""Size of the SVG inside the axes, in its own units."""
+WIDTH = 640
+"""Width of the SVG inside the axes, in its own units."""
+HEIGHT = 320
 COLOURS = 6
 """Colours of series in `style.css`."""
 _MAX_DOTS = 40
@@ -127,8 +128,8 @@ def exact(low: float, high: float, about: int) -> Axis:
     """Return an axis from `low` to `high` with ticks at round numbers between them."""
     if low == high:
         low, high = low - 0.5, high + 0.5
-    ticks = [t for t in _ticks(low, high, about) if low <= t <= high]
-    return Axis(low, high, [(tick, _label(tick, False)) for tick in ticks])
+    inside = [tick for tick in _ticks(low, high, about) if low <= tick <= high]
+    return Axis(low, high, [(tick, _label(tick, False)) for tick in inside])
 
 
 def plot(
@@ -141,9 +142,18 @@ def plot(
     label: str,
 ) -> Markup:
     """Return a figure: heading, legend, axes and shapes; `label` is for screen readers."""
-    axes = {"x": x, "y": y, "x_label": x_label}
-    drawing = {"shapes": list(shapes), "keys": list(keys), "width": WIDTH, "height": HEIGHT}
-    return render("chart.html", title=title, label=label, **axes, **drawing)
+    return render(
+        "chart.html",
+        title=title,
+        label=label,
+        x=x,
+        y=y,
+        x_label=x_label,
+        shapes=list(shapes),
+        keys=list(keys),
+        width=WIDTH,
+        height=HEIGHT,
+    )
 
 
 def dot(x: float, y: float, colour: int) -> Shape:
@@ -167,31 +177,23 @@ def line_chart(
     curves = [s for s in curves if s.points]
     if not curves:
         return render("chart.html", title=title, label=f"{title}: nothing recorded", x=None)
-    xs = [x for s in curves for x, _ in s.points]
+    points = [point for s in curves for point in s.points]
+    xs = [x for x, _ in points]
     x_axis = exact(min(xs), max(xs), 6)
-    y_axis = _y_axis([y for s in curves for _, y in s.points], percent, from_zero)
+    y_axis = _y_axis([y for _, y in points], percent, from_zero)
     shapes: list[Shape] = []
     keys: list[LegendEntry] = []
-    names: list[str] = []
     for mark in marks:
-        inside = [x for x in mark.xs if x_axis.low <= x <= x_axis.high]
-        top = 0 if mark.line else HEIGHT - 12
-        path = "".join(f"M{x_axis.x(x):.1f} {top}V{HEIGHT}" for x in inside)
-        if inside:
+        if path := _marks_path(mark, x_axis):
             shapes.append(Shape(path, "mark" if mark.line else "tick"))
             keys.append(LegendEntry(mark.name, None, "dash" if mark.line else ""))
-    for s in curves:
-        name = s.name
-        if not from_zero:
-            last = s.points[-1][1]
-            name += f" {last * 100:.2f}%" if percent else f" {last:.4g}"
-        names.append(name)
+    names = [s.name if from_zero else _with_last_value(s, percent) for s in curves]
+    for name, s in zip(names, curves, strict=True):
         if name:
             keys.append(LegendEntry(name, s.colour))
         shapes += _curve(s, x_axis, y_axis)
-    below = [(x, y) for s in curves for x, y in s.points if y < y_axis.low]
-    if below:
-        x, y = min(below, key=lambda point: point[1])
+    x, y = min(points, key=lambda point: point[1])
+    if y < y_axis.low:
         keys.append(LegendEntry(f"▾ below the axis: {y * 100:.1f}% at epoch {x:.3g}"))
         shapes.append(Shape(f"M{x_axis.x(x):.1f} {HEIGHT}v-14", "mark"))
     if y_axis.log:
@@ -199,6 +201,19 @@ def line_chart(
     content = "curves" if from_zero else "last values"
     label = f"{title} by epoch; {content}: {', '.join(names)}"
     return plot(title, x_axis, y_axis, "epoch", shapes, keys, label)
+
+
+def _marks_path(mark: Marks, x_axis: Axis) -> str:
+    """Return the marks inside the axis as path data."""
+    inside = [x for x in mark.xs if x_axis.low <= x <= x_axis.high]
+    top = 0 if mark.line else HEIGHT - 12
+    return "".join(f"M{x_axis.x(x):.1f} {top}V{HEIGHT}" for x in inside)
+
+
+def _with_last_value(series: Series, percent: bool) -> str:
+    """Return the name of a curve with its last value."""
+    last = series.points[-1][1]
+    return f"{series.name} {last * 100:.2f}%" if percent else f"{series.name} {last:.4g}"
 
 
 def shares_bar(title: str, parts: Sequence[Part]) -> Markup:
@@ -220,32 +235,39 @@ def _y_axis(ys: Sequence[float], percent: bool, from_zero: bool) -> Axis:
         low = max(low, quarter - (high - quarter) / 4)
     axis = linear(low, high, 5, percent=True)
     ticks = [tick for tick in axis.ticks if tick[0] <= 1 or high > 1]  # no share is above 1
-    return Axis(axis.low, ticks[-1][0] if ticks[-1][0] >= high else axis.high, ticks)
+    last = ticks[-1][0]
+    return Axis(axis.low, last if last >= high else axis.high, ticks)
 
 
 def _curve(series: Series, x_axis: Axis, y_axis: Axis) -> list[Shape]:
     """Return the line above the low end of the axis, with dots if there are few points."""
     pieces: list[list[Point]] = [[]]
     previous: Point | None = None
-    for x, y in series.points:
-        if previous is not None and (y < y_axis.low) != (previous[1] < y_axis.low):
-            part = (y_axis.low - previous[1]) / (y - previous[1])
-            crossing = (previous[0] + part * (x - previous[0]), y_axis.low)
-            if y < y_axis.low:
+    for point in series.points:
+        visible = point[1] >= y_axis.low
+        if previous is not None and visible != (previous[1] >= y_axis.low):
+            crossing = _crossing(previous, point, y_axis.low)
+            if visible:
+                pieces.append([crossing])
+            else:
                 pieces[-1].append(crossing)
                 pieces.append([])
-            else:
-                pieces.append([crossing])
-        if y >= y_axis.low:
-            pieces[-1].append((x, y))
-        previous = x, y
+        if visible:
+            pieces[-1].append(point)
+        previous = point
     lines = [[(x_axis.x(x), y_axis.y(y)) for x, y in piece] for piece in pieces if piece]
     path = "".join("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in line) for line in lines)
     shapes = [Shape(path, "curve", series.colour)]
     if len(series.points) <= _MAX_DOTS:
-        visible = [(x, y) for x, y in series.points if y >= y_axis.low]
-        shapes += [dot(x_axis.x(x), y_axis.y(y), series.colour) for x, y in visible]
+        dots = [(x, y) for x, y in series.points if y >= y_axis.low]
+        shapes += [dot(x_axis.x(x), y_axis.y(y), series.colour) for x, y in dots]
     return shapes
+
+
+def _crossing(first: Point, second: Point, y: float) -> Point:
+    """Return where the line from one point to another one has the height `y`."""
+    part = (y - first[1]) / (second[1] - first[1])
+    return first[0] + part * (second[0] - first[0]), y
 
 
 def _thin(series: Iterable[Point]) -> list[Point]:
@@ -254,7 +276,7 @@ def _thin(series: Iterable[Point]) -> list[Point]:
     if len(points) <= MAX_POINTS:
         return points
     size = math.ceil(len(points) / MAX_POINTS)
-    groups = [points[at : at + size] for at in range(0, len(points), size)]
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
 
 
@@ -270,7 +292,8 @@ def _ticks(low: float, high: float, about: int) -> list[float]:
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
     return [round(k * step, 12) for k in range(first, last + 1)]
 
 
@@ -281,77 +304,136 @@ def confusion_matrix(
 
     `others` are the samples of each true class that were predicted as a class outside the matrix.
     """
-    n = len(classes)
-    named, numbered = n <= _MAX_NAMED, n <= MAX_NUMBERED
-    columns = [*classes, *(["other classes"] if others else [])]
-    cell = max(8, min(44, 480 // n)) if named else 7
-    if numbered:
-        cell = max(cell, 30)
-    text = min(12.0, max(8.0, cell - 2.0))
+    count = len(classes)
+    columns = [*classes, "other classes"] if others else list(classes)
     short = [shorten(name, 22) for name in columns]
-    longest = max((len(s) for s in short), default=1) * text * 0.58
-    edge = round(longest) + 12 if named else 8
-    left, top = edge + 20, 4
-    vertical = named and longest > cell - 4
-    below = (edge if vertical else 20) if named else 4
-    values = []
+    place = _Geometry.create(count, max(map(len, short), default=1))
+    least_shade = _MIN_NUMBERED_SHADE if place.numbered else 1
+    numbers = []
     blocks: dict[tuple[str, int], list[str]] = {}
-    for i, row in enumerate(counts):
-        line = [*row, *(others[i : i + 1])]
-        total = sum(line)
-        for j, count in enumerate(line):
-            if not count:
-                continue
-            shade = max(_shade(count / total), _MIN_NUMBERED_SHADE if numbered else 1)
-            kind = "heat" if i == j else "miss"
-            x, y = left + j * cell, top + i * cell
-            # One path for each shade: 100 x 100 cells are a few kilobytes.
-            blocks.setdefault((kind, shade), []).append(f"M{x} {y}h{cell}v{cell}h-{cell}z")
-            if numbered:
-                faint = " few" if kind == "miss" and shade <= _FAINT_UP_TO else ""
-                values.append(
-                    {
-                        "x": x + cell / 2,
-                        "y": y + cell / 2,
-                        "size": min(text, cell * 1.5 / len(str(count))),
-                        "style": " over" if shade > _INVERT_FROM else faint,
-                        "title": f"{classes[i]} predicted as {columns[j]}: {count} of {total}",
-                        "count": count,
-                    }
-                )
-    correct = sum(counts[i][i] for i in range(n))
+    for cell in _cells(counts, others):
+        shade = max(_shade(cell.count / cell.total), least_shade)
+        kind = "heat" if cell.row == cell.column else "miss"
+        # One path for each shade: 100 x 100 cells are a few kilobytes.
+        blocks.setdefault((kind, shade), []).append(place.square(cell))
+        if place.numbered:
+            title = f"{classes[cell.row]} predicted as {columns[cell.column]}"
+            title += f": {cell.count} of {cell.total}"
+            numbers.append(place.number(cell, _style(kind, shade), title))
+    correct = sum(counts[number][number] for number in range(count))
     samples = sum(map(sum, counts)) + sum(others)
     return render(
         "matrix.html",
-        label=f"Confusion matrix of {n} classes: {correct} of {samples} on the diagonal",
-        width=left + len(columns) * cell + 8,
-        height=top + n * cell + below + 22,
-        left=left,
-        top=top,
-        cell=cell,
-        rows=n,
+        label=f"Confusion matrix of {count} classes: {correct} of {samples} on the diagonal",
+        width=place.left + len(columns) * place.cell + 8,
+        height=place.top + count * place.cell + place.below + 22,
+        left=place.left,
+        top=place.top,
+        cell=place.cell,
+        rows=count,
         columns=list(zip(short, columns, strict=True)),
-        named=named,
-        vertical=vertical,
-        text=text,
+        named=place.named,
+        vertical=place.vertical,
+        text=place.text,
         blocks=[(kind, s / _SHADES, "".join(d)) for (kind, s), d in sorted(blocks.items())],
-        grid=_grid(left, top, n, len(columns), cell, lines=numbered),
-        values=values,
+        grid=_grid(place, count, len(columns)),
+        values=numbers,
         legend=[(kind, _shade(share) / _SHADES, text) for kind, share, text in _LEGEND],
     )
+
+
+class _Cell(NamedTuple):
+    """Samples of a true class (row) that were predicted as another (column)."""
+
+    row: int
+    column: int
+    count: int
+    total: int
+    """Samples of the true class."""
+
+
+def _cells(counts: Sequence[Sequence[int]], others: Sequence[int]) -> Iterator[_Cell]:
+    """Yield the cells with samples; `others` are the last column, or empty."""
+    for row, own in enumerate(counts):
+        line = [*own, *others[row : row + 1]]
+        total = sum(line)
+        for column, count in enumerate(line):
+            if count:
+                yield _Cell(row, column, count, total)
+
+
+def _style(kind: str, shade: int) -> str:
+    """Return the CSS class of a number, so that it can be read on its cell."""
+    if shade > _INVERT_FROM:
+        return " over"
+    return " few" if kind == "miss" and shade <= _FAINT_UP_TO else ""
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """Sizes and places in a matrix, in pixels."""
+
+    named: bool
+    """Whether rows and columns have names."""
+    numbered: bool
+    """Whether cells have numbers."""
+    vertical: bool
+    """Whether the names of the columns are vertical."""
+    cell: int
+    text: float
+    left: int
+    top: int
+    below: int
+
+    @classmethod
+    def create(cls, classes: int, longest: int) -> "_Geometry":
+        """Return what fits a number of classes, the longest name of which has `longest` letters."""
+        named = classes <= _MAX_NAMED
+        numbered = classes <= MAX_NUMBERED
+        cell = max(8, min(44, 480 // classes)) if named else 7
+        if numbered:
+            cell = max(cell, 30)
+        text = min(12.0, max(8.0, cell - 2.0))
+        width = longest * text * 0.58
+        vertical = named and width > cell - 4
+        edge = round(width) + 12 if named else 8
+        below = 4
+        if named:
+            below = edge if vertical else 20
+        return cls(named, numbered, vertical, cell, text, edge + 20, 4, below)
+
+    def square(self, cell: _Cell) -> str:
+        """Return a cell as path data."""
+        x = self.left + cell.column * self.cell
+        y = self.top + cell.row * self.cell
+        return f"M{x} {y}h{self.cell}v{self.cell}h-{self.cell}z"
+
+    def number(self, cell: _Cell, style: str, title: str) -> dict[str, Any]:
+        """Return the number in a cell, for the template."""
+        return {
+            "x": self.left + cell.column * self.cell + self.cell / 2,
+            "y": self.top + cell.row * self.cell + self.cell / 2,
+            "size": min(self.text, self.cell * 1.5 / len(str(cell.count))),
+            "style": style,
+            "title": title,
+            "count": cell.count,
+        }
 
 
 def _shade(share: float) -> int:
     return min(_SHADES, math.ceil(_SHADES * math.sqrt(share)))
 
 
-def _grid(left: int, top: int, rows: int, columns: int, cell: int, *, lines: bool) -> str:
-    """Return the frame, and the lines between cells, as path data."""
-    width, height = columns * cell, rows * cell
+def _grid(place: _Geometry, rows: int, columns: int) -> str:
+    """Return the frame, and the lines between cells with numbers, as path data."""
+    left = place.left
+    top = place.top
+    width = columns * place.cell
+    height = rows * place.cell
     path = f"M{left} {top}h{width}v{height}h-{width}z"
-    if lines:
-        path += "".join(f"M{left} {top + y}h{width}" for y in range(cell, height, cell))
-        path += "".join(f"M{left + x} {top}v{height}" for x in range(cell, width, cell))
+    if place.numbered:
+        path += "".join(f"M{left} {top + y}h{width}" for y in range(place.cell, height, place.cell))
+        path += "".join(f"M{left + x} {top}v{height}" for x in range(place.cell, width, place.cell))
     return path
 
 

@@ -139,8 +139,10 @@ class Material:
     @classmethod
     def read(cls, folder: Path, bundle: Path | None) -> "Material":
         """Read the inputs in the folder of an evaluation, and in the model's bundle if any."""
-        result, data = Evaluation.read(folder / FILE), ReportData.read(folder)
-        run, verdict = RunFolder(folder.parent), _document(folder, VERDICT)
+        result = Evaluation.read(folder / FILE)
+        data = ReportData.read(folder)
+        run = RunFolder(folder.parent)
+        verdict = _document(folder, VERDICT)
         if verdict.get("evaluation_sha256", "") not in ("", sha256(folder / FILE)):
             verdict = {}  # on another evaluation
         with suppress(ValidationError):  # the gate decided on no comparison

@@ -13,7 +13,9 @@ from kfp_ddp.models.evaluation import (
     ClassChange,
     ClassResult,
     Evaluation,
+    Figure,
     Slice,
+    figures_for,
     wilson,
 )
 from kfp_ddp.report.charts import (
@@ -29,7 +31,7 @@ from kfp_ddp.report.charts import (
     shorten,
 )
 from kfp_ddp.report.data import Confusion, Material
-from kfp_ddp.report.events import is_number, training_time
+from kfp_ddp.report.events import is_number, of_kind, training_time
 from kfp_ddp.report.render import Card, duration, number, percents, points, points_with_interval
 from kfp_ddp.report.training import training_line
 from kfp_ddp.training.spec.config import TrainConfig
@@ -41,12 +43,15 @@ _FILES = 10
 """Names of unreadable images."""
 _TOP5_FROM = 20
 """Classes from which top-5 accuracy is of interest."""
+_FORMATS = {"share": ".2%", "number": ".4f", "count": ",d"}
 _BINS = 15
 _PERCENT = Axis(0.0, 1.0, [(tick / 5, f"{tick * 20}%") for tick in range(6)])
 _MIN_BIN = 5
 """Samples from which a calibration bin has a dot."""
-_MAX_CLASSES, _MAX_PART = 100, 14
-"""Classes in the matrix, and in a part of it."""
+_MAX_CLASSES = 100
+"""Classes in the matrix."""
+_MAX_PART = 14
+"""Classes in a part of the matrix."""
 _FIRST_ROWS = 20
 _MAX_ROWS = 1000
 """Rows of a table in the page."""
@@ -69,10 +74,10 @@ class Folded(NamedTuple, Generic[T]):
 
 def title_facts(material: Material) -> list[str]:
     """Return the origin of the model and of the evaluation."""
-    result, dataset = material.result, material.data.dataset
+    result = material.result
     architecture = f"{result.model}, " if material.name != result.model else ""
-    sides = " + ".join(f"{count:,} {side}" for side, count in dataset.sides.items() if count)
-    sides = f", {sides} images" if sides else ""
+    counts = [f"{count:,} {side}" for side, count in material.data.dataset.sides.items() if count]
+    sides = f", {' + '.join(counts)} images" if counts else ""
     digest = f"version {result.dataset_digest[:12]}" if result.dataset_digest else "no version"
     run_id = material.config.get("run_id")
     facts = [
@@ -95,11 +100,11 @@ class Rule(NamedTuple):
 
 def rules(verdict: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of a verdict, the failed ones first."""
-    valid = [rule for rule in verdict.get("rules") or [] if isinstance(rule, dict)]
-    rows = (
+    rows = [
         Rule(bool(rule.get("holds")), rule.get("unproven") is True, str(rule.get("words", "")))
-        for rule in valid
-    )
+        for rule in verdict.get("rules") or []
+        if isinstance(rule, dict)
+    ]
     return sorted(rows, key=lambda rule: (rule.holds, rule.unproven))
 
 
@@ -115,11 +120,7 @@ def headline(material: Material) -> list[Card]:
         label = f"points to champion {compared.champion_version[:12]}".strip()
         cards.append(Card(label, points(compared.gain), detail))
     if result.classes:
-        largest = max(result.classes, key=lambda one: one.samples)
-        name, share = shorten(largest.name, 24), largest.samples / result.samples
-        gain = result.accuracy - share
-        detail = f"{abs(gain) * 100:.2f} points {'above' if gain >= 0 else 'below'} it"
-        cards.append(Card(f"majority-class baseline: {name}", f"{share:.2%}", detail))
+        cards.append(_majority(result))
     cards += others
     seconds, _ = training_time(material.events)
     if seconds:
@@ -128,36 +129,59 @@ def headline(material: Material) -> list[Card]:
     return cards
 
 
+def _majority(result: Evaluation) -> Card:
+    """Return the accuracy of always answering the largest class."""
+    largest = max(result.classes, key=lambda own: own.samples)
+    share = largest.samples / result.samples
+    gain = result.accuracy - share
+    detail = f"{abs(gain) * 100:.2f} points {'above' if gain >= 0 else 'below'} it"
+    return Card(f"majority-class baseline: {shorten(largest.name, 24)}", f"{share:.2%}", detail)
+
+
 def changes(result: Evaluation) -> list[tuple[str, list[ClassChange]]]:
     """Return the classes that improved and that got worse against the champion, with a title."""
-    by_gain = sorted(result.compared.classes if result.compared else [], key=lambda one: one.gain)
-    better = [one for one in reversed(by_gain) if one.gain > 0][:_MAX_CHANGES]
-    worse = [one for one in by_gain if one.gain < 0][:_MAX_CHANGES]
-    tables = (("Classes that improved", better), ("Classes that got worse", worse))
-    return [table for table in tables if table[1]]
+    if result.compared is None:
+        return []
+    by_gain = sorted(result.compared.classes, key=lambda change: change.gain)
+    better = [change for change in reversed(by_gain) if change.gain > 0]
+    worse = [change for change in by_gain if change.gain < 0]
+    tables = []
+    if better:
+        tables.append(("Classes that improved", better[:_MAX_CHANGES]))
+    if worse:
+        tables.append(("Classes that got worse", worse[:_MAX_CHANGES]))
+    return tables
 
 
 def problems(material: Material) -> list[str]:
     """Return the known problems of the dataset."""
     lines = list(material.data.dataset.problems)
-    if count := material.result.skipped:
-        what = f"{count:,} unreadable image{'s' * (count > 1)} of this split left out"
-        lines.append(_named(what, count, material.result.skipped_files))
-    events = [e for e in material.events if e.get("event") == "unreadable"]
-    files = sorted({str(name) for e in events for name in e.get("files") or ()})
-    if files:  # after a resume, events begin anew
-        count = max(len(files), *(int(e.get("images") or 0) for e in events))
-        what = f"{count:,} unreadable image{'s' * (count > 1)} skipped in the training"
-        lines.append(_named(what, count, files))
-    elif any(e.get("skipped_images") for e in material.events if e.get("event") == "step"):
-        lines.append("unreadable images skipped in the training")  # of earlier versions
+    left_out = material.result.skipped
+    if left_out:
+        what = f"{_unreadable(left_out)} of this split left out"
+        lines.append(_named(what, left_out, material.result.skipped_files))
+    events = of_kind(material.events, "unreadable")
+    files = sorted({str(name) for event in events for name in event.get("files") or ()})
+    if files:
+        # After a resume, events begin anew, so an event may count fewer images than there are.
+        count = max(len(files), *(int(event.get("images") or 0) for event in events))
+        lines.append(_named(f"{_unreadable(count)} skipped in the training", count, files))
+    elif any(event.get("skipped_images") for event in of_kind(material.events, "step")):
+        # Events of earlier versions have no names.
+        lines.append("unreadable images skipped in the training")
     return lines
 
 
+def _unreadable(count: int) -> str:
+    return f"{count:,} unreadable image{'s' if count > 1 else ''}"
+
+
 def _named(what: str, count: int, files: Sequence[str]) -> str:
-    some = ", ".join(files[:_FILES])
+    """Return a problem with the names of the first files."""
+    if not files:
+        return what
     more = f" and {count - _FILES:,} more" if count > _FILES else ""
-    return f"{what}: {some}{more}" if some else what
+    return f"{what}: {', '.join(files[:_FILES])}{more}"
 
 
 def calibration(result: Evaluation) -> list[Markup]:
@@ -185,8 +209,11 @@ def classes(result: Evaluation) -> tuple[Folded[ClassResult], list[str]]:
     order = sorted(result.classes, key=lambda one: (one.samples == 0, one.f1, one.name))
     few = sum(0 < one.samples < _MIN_CLASS for one in order)
     none = sum(one.samples == 0 for one in order)
-    notes = [f"{few:,} classes have fewer than {_MIN_CLASS} samples: see their intervals"]
-    notes = notes * bool(few) + [f"{none:,} classes have no sample in this split"] * bool(none)
+    notes = []
+    if few:
+        notes.append(f"{few:,} classes have fewer than {_MIN_CLASS} samples: see their intervals")
+    if none:
+        notes.append(f"{none:,} classes have no sample in this split")
     return _fold(order), notes
 
 
@@ -200,53 +227,75 @@ def slices(result: Evaluation) -> list[tuple[str, Folded[Slice]]]:
 
 def exported(bundle: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the tables of the bundle: its files, its variants, and runs in a separate process."""
-    parity, latency = bundle.get("parity", {}), bundle.get("latency", {})
-    variants, infra = bundle.get("variants", {}), bundle.get("infra", {})
-    formats, runtimes = parity.get("formats") or {}, latency.get("runtimes") or {}
-    forms = []
+    parity = bundle.get("parity", {})
+    latency = bundle.get("latency", {})
+    variants = bundle.get("variants", {})
+    files = bundle.get("infra", {}).get("files") or {}
+    failed = {name: file["failed"] for name, file in files.items() if file.get("failed")}
+    served = {name: file for name, file in files.items() if name not in failed}
+    tables = {
+        "forms": _forms(parity.get("formats") or {}, latency.get("runtimes") or {}),
+        "forms_left_out": parity.get("left_out") or {},
+        "variants": _variants(variants.get("variants") or []),
+        "variants_left_out": variants.get("left_out") or {},
+        "served": [_served(name, file) for name, file in served.items()],
+        "failed": failed,
+    }
+    if not any(tables.values()):
+        return {}
+    return {**tables, "note": _note(parity, latency)}
+
+
+def _forms(
+    formats: Mapping[str, Any], runtimes: Mapping[str, Any]
+) -> list[tuple[str, str, str, str, str]]:
+    """Return a row for each form: its agreement with the checkpoint, and its latencies."""
+    rows = []
     for name in dict.fromkeys((*formats, *runtimes)):
-        agreement, times = formats.get(name) or {}, runtimes.get(name) or {}
+        agreement = formats.get(name) or {}
         difference = number(agreement.get("max_abs_difference"), ".2g")
         same = number(agreement.get("same_top1"), ".1%")
-        forms.append((name, difference, same, *_latencies(times)))
+        rows.append((name, difference, same, *_latencies(runtimes.get(name) or {})))
+    return rows
+
+
+def _variants(variants: Sequence[Any]) -> list[tuple[str, str, str, str, str]]:
+    """Return a row for each variant whose gain over the model is known."""
+    rows = []
+    for variant in variants:
+        if not isinstance(variant, dict) or not is_number(variant.get("gain")):
+            continue
+        evaluation = variant.get("evaluation") or {}
+        row = (
+            variant.get("name", ""),
+            number(variant.get("size"), ",.2f", 1e-6),
+            number(evaluation.get("accuracy"), ".2%"),
+            points_with_interval(variant["gain"], variant.get("low"), variant.get("high")),
+            number(variant.get("agreement"), ".2%"),
+        )
+        rows.append(row)
+    return rows
+
+
+def _served(name: str, file: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    """Return what a file took in a process with only the runtime."""
+    load = number(file.get("load_ms"), ",.0f")
+    memory = number(file.get("memory_mb"), ",.0f")
+    return (name, load, memory, *_latencies(file.get("latency") or {}))
+
+
+def _note(parity: Mapping[str, Any], latency: Mapping[str, Any]) -> str:
+    """Return how the forms were measured."""
     note = f"{parity['samples']} samples against the checkpoint" if parity.get("samples") else ""
     if latency.get("machine"):
         note += f"; times of {latency['machine']}, {latency.get('threads', 1)} threads"
-    rows = [v for v in variants.get("variants") or [] if isinstance(v, dict)]
-    files = infra.get("files") or {}
-    tables = {
-        "forms": forms,
-        "forms_left_out": parity.get("left_out") or {},
-        "variants": [
-            (
-                variant.get("name", ""),
-                number(variant.get("size"), ",.2f", 1e-6),
-                number((variant.get("evaluation") or {}).get("accuracy"), ".2%"),
-                points_with_interval(variant["gain"], variant.get("low"), variant.get("high")),
-                number(variant.get("agreement"), ".2%"),
-            )
-            for variant in rows
-            if is_number(variant.get("gain"))
-        ],
-        "variants_left_out": variants.get("left_out") or {},
-        "served": [
-            (
-                name,
-                number(file.get("load_ms"), ",.0f"),
-                number(file.get("memory_mb"), ",.0f"),
-                *_latencies(file.get("latency") or {}),
-            )
-            for name, file in files.items()
-            if not file.get("failed")
-        ],
-        "failed": {name: file["failed"] for name, file in files.items() if file.get("failed")},
-    }
-    return {**tables, "note": note} if any(tables.values()) else {}
+    return note
 
 
 def provenance(material: Material) -> dict[str, str]:
     """Return digests and machine, by title."""
-    result, dataset = material.result, material.data.dataset
+    result = material.result
+    dataset = material.data.dataset
     size = f"{dataset.files:,} files, {dataset.bytes / 1e6:,.1f} MB"
     rows = {
         "checkpoint": result.checkpoint,
@@ -272,26 +321,28 @@ def settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def quality(result: Evaluation) -> list[Card]:
-    """Return the accuracy, and metrics that are of interest if classes differ in size."""
-
-    def interval(name: str, scale: float = 1.0, unit: str = "", digits: int = 3) -> str:
-        ends = result.intervals.get(name)
-        if ends is None:
-            return ""
-        return f"{ends.low * scale:.{digits}f}–{ends.high * scale:.{digits}f}{unit}"
-
-    ends = percents(result.accuracy_low, result.accuracy_high)
-    cards = [Card("accuracy", f"{result.accuracy:.2%}", f"95 % interval {ends}")]
-    if result.balanced_accuracy is not None:
-        detail = interval("balanced_accuracy", 100, " %", 1)
-        cards.append(Card("balanced accuracy", f"{result.balanced_accuracy:.2%}", detail))
-    cards.append(Card("macro F1", f"{result.macro_f1:.4f}", interval("macro_f1")))
-    if result.top5 is not None and len(result.classes) >= _TOP5_FROM:
-        cards.append(Card("top-5 accuracy", f"{result.top5:.2%}"))
-    cards.append(Card("loss", f"{result.loss:.4f}"))
-    error = f"{result.calibration_error:.4f}"
-    cards.append(Card("calibration error", error, interval("calibration_error")))
+    """Return the accuracy, then the metrics that are of interest if classes differ in size."""
+    figures = figures_for("page")
+    figures.sort(key=lambda figure: (figure.name != "accuracy", not figure.by_class))
+    cards = []
+    for figure in figures:
+        value = getattr(result, figure.name)
+        too_few_classes = figure.name == "top5" and len(result.classes) < _TOP5_FROM
+        if value is not None and not too_few_classes:
+            text = format(value, _FORMATS[figure.form])
+            cards.append(Card(figure.title, text, _interval(result, figure)))
     return cards
+
+
+def _interval(result: Evaluation, figure: Figure) -> str:
+    """Return the interval of a figure; '' without one."""
+    interval = result.interval(figure.name)
+    if interval is None or not figure.interval:
+        return ""
+    ends = f"{interval.low:.3f}–{interval.high:.3f}"
+    if figure.form == "share":
+        ends = percents(interval.low, interval.high)
+    return f"95 % interval {ends}" if figure.interval == "always" else ends
 
 
 def _calibration_accuracy(bins: Sequence[CalibrationBin]) -> Markup:
@@ -316,7 +367,8 @@ def _calibration_samples(bins: Sequence[CalibrationBin]) -> Markup:
     shapes = []
     for one in bins:
         start = int(min(one.confidence, 1 - 1e-9) * _BINS) / _BINS
-        left, right = _PERCENT.x(start) + 2, _PERCENT.x(start + 1 / _BINS) - 2
+        left = _PERCENT.x(start) + 2
+        right = _PERCENT.x(start + 1 / _BINS) - 2
         top = y.y(one.samples**0.5)
         bar = f"M{left:.1f} {HEIGHT}V{top:.1f}H{right:.1f}V{HEIGHT}z"
         shapes.append(Shape(bar, fill=0, title=f"{one.samples:,} samples"))
@@ -331,7 +383,8 @@ def _partial_matrix(material: Material, chosen: Sequence[str]) -> Markup:
     if not chosen:
         return Markup()
     samples = {one.name: one.samples for one in material.result.classes}
-    pairs, correct = Counter[tuple[str, str]](), Counter(samples)
+    pairs = Counter[tuple[str, str]]()
+    correct = Counter(samples)
     for pair in material.confusions:
         pairs[pair.target, pair.predicted] = pair.count
         correct[pair.target] -= pair.count
@@ -346,10 +399,12 @@ def _most_confused(pairs: Sequence[Confusion]) -> list[str]:
     chosen: list[str] = []
     for pair in pairs:
         new = [name for name in (pair.target, pair.predicted) if name not in chosen]
-        if len(chosen) + len(new) <= _MAX_PART:
-            for name in new:
-                mate = pair.predicted if name == pair.target else pair.target
-                chosen.insert(chosen.index(mate) + 1 if mate in chosen else len(chosen), name)
+        if len(chosen) + len(new) > _MAX_PART:
+            continue
+        for name in new:
+            mate = pair.predicted if name == pair.target else pair.target
+            place = chosen.index(mate) + 1 if mate in chosen else len(chosen)
+            chosen.insert(place, name)
     return chosen
 
 
@@ -357,6 +412,8 @@ def _fold(rows: Sequence[Any]) -> Folded[Any]:
     return Folded(rows[:_FIRST_ROWS], rows[_FIRST_ROWS:_MAX_ROWS], len(rows))
 
 
-def _latencies(times: Mapping[str, Any]) -> list[str]:
+def _latencies(times: Mapping[str, Any]) -> tuple[str, str]:
     """Return the median milliseconds of batches of 1 and 8."""
-    return [number((times.get(f"batch_{n}") or {}).get("median_ms"), ".3g") for n in (1, 8)]
+    one = times.get("batch_1") or {}
+    eight = times.get("batch_8") or {}
+    return number(one.get("median_ms"), ".3g"), number(eight.get("median_ms"), ".3g")

@@ -1,19 +1,18 @@
 """An evaluation as Markdown, for the KFP UI and model cards."""
 
 from kfp_ddp.core.text import cell
-from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.models.evaluation import Evaluation, Figure, Place, figures_for
 from kfp_ddp.report.data import confusions
 from kfp_ddp.report.render import points_with_interval
 
 _MAX_ROWS = 5
+_FORMATS = {"share": ".4f", "number": ".4f", "count": "d"}
 
 
 def markdown(result: Evaluation, test: Evaluation | None = None) -> str:
     """Return the headline metrics and the classes with the lowest recall."""
     lines = [f"## {result.accuracy:.2%} of {result.samples} samples correct", ""]
-    lines += figures(result)
-    if result.roc_auc is not None:
-        lines.append(f"| ROC AUC | {result.roc_auc:.4f} |")
+    lines += figures(result, "summary")
     if (compared := result.compared) is not None:
         gain = points_with_interval(compared.gain, compared.low, compared.high)
         lines.append(f"| against the champion {cell(compared.champion_version[:12])} | {gain} |")
@@ -36,18 +35,20 @@ def markdown(result: Evaluation, test: Evaluation | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def figures(result: Evaluation) -> list[str]:
+def figures(result: Evaluation, place: Place = "card") -> list[str]:
     """Return the lines of a Markdown table of metrics."""
-    low, high = result.accuracy_low, result.accuracy_high
-    balanced, top5 = result.balanced_accuracy, result.top5
-    return [
-        "| metric | value |",
-        "|---|---|",
-        f"| accuracy | {result.accuracy:.4f} (95 % interval {low:.4f} to {high:.4f}) |",
-        *([] if top5 is None else [f"| top-5 accuracy | {top5:.4f} |"]),
-        *([] if balanced is None else [f"| balanced accuracy | {balanced:.4f} |"]),
-        f"| loss | {result.loss:.4f} |",
-        f"| macro F1 | {result.macro_f1:.4f} |",
-        f"| calibration error | {result.calibration_error:.4f} |",
-        *([f"| images left out | {result.skipped} |"] if result.skipped else []),
-    ]
+    lines = [_figure(result, figure) for figure in figures_for(place)]
+    return ["| metric | value |", "|---|---|", *(line for line in lines if line)]
+
+
+def _figure(result: Evaluation, figure: Figure) -> str:
+    """Return the line of a figure; '' if the record lacks it, or has a count of 0."""
+    value = getattr(result, figure.name)
+    if value is None or (figure.form == "count" and value == 0):
+        return ""
+    spec = _FORMATS[figure.form]
+    text = format(value, spec)
+    interval = result.interval(figure.name)
+    if figure.interval == "always" and interval is not None:
+        text += f" (95 % interval {interval.low:{spec}} to {interval.high:{spec}})"
+    return f"| {figure.title} | {text} |"

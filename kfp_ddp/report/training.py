@@ -14,6 +14,7 @@ from kfp_ddp.report.events import (
     checkpoint_epochs,
     curve,
     is_number,
+    of_kind,
     resumed_epochs,
     training_time,
 )
@@ -61,9 +62,11 @@ def training_curves(events: Sequence[Event]) -> Markup:
         return Series(name, curve(events, kind, key), colour)
 
     loss = [series("step", "training", "loss", 0), series("eval", "validation", "loss", 1)]
-    accuracy = [series("eval", "top 1", "accuracy", 0), series("eval", "top 5", "top5", 2)]
-    if accuracy[1].points and accuracy[1].points[-1][1] > _TOP5_HIDDEN_FROM:
-        accuracy.pop()
+    accuracy = [series("eval", "top 1", "accuracy", 0)]
+    top5 = series("eval", "top 5", "top5", 2)
+    # A curve at the upper end of the axis would only hide the other one.
+    if top5.points and top5.points[-1][1] <= _TOP5_HIDDEN_FROM:
+        accuracy.append(top5)
     if not any(s.points for s in (*loss, *accuracy)):
         return Markup()
     marks = [
@@ -92,51 +95,76 @@ def training_line(events: Sequence[Event]) -> str:
     seconds, end = training_time(events)
     if not end:
         return ""
-    start = next((e for e in reversed(events) if e.get("event") == "start"), {})
-    ranks, device = start.get("world_size"), str(start.get("device") or "")
-    place = f" on {ranks} rank{'s' if ranks != 1 else ''}" if is_number(ranks) else ""
-    place += f" ({device})" if device else ""
-    return f"trained {timestamp(end)} in {duration(seconds)}{place}"
+    line = f"trained {timestamp(end)} in {duration(seconds)}"
+    start = _last(events, "start")
+    ranks = start.get("world_size")
+    if is_number(ranks):
+        line += f" on {ranks} rank{'s' if ranks != 1 else ''}"
+    device = str(start.get("device") or "")
+    return f"{line} ({device})" if device else line
 
 
 def time_section(events: Sequence[Event]) -> Markup:
     """Return the section, empty without times; attempts on as many ranks as the last are added."""
-    times = [(event, _seconds(event)) for event in events if event.get("event") == "ranks"]
-    times = [(event, rows) for event, rows in times if rows]
-    if not times:
+    attempts = [event for event in of_kind(events, "ranks") if _seconds(event)]
+    if not attempts:
         return Markup()
-    last, rows = times[-1]
-    attempts = [rows_ for _, rows_ in times if len(rows_) == len(rows)]
-    spent = TimeSpent(
-        [[sum(phase) for phase in zip(*rank, strict=True)] for rank in zip(*attempts, strict=True)]
-    )
+    last = attempts[-1]
+    count = len(_seconds(last))
+    equal = [rows for rows in map(_seconds, attempts) if len(rows) == count]
+    spent = TimeSpent([_added(rows) for rows in zip(*equal, strict=True)])
     title = duration(spent.total)
-    title += f" on each of {len(rows)} ranks" if len(rows) > 1 else ""
-    title += f", {len(attempts)} attempts" if len(attempts) > 1 else ""
-    end = next((event for event in reversed(events) if event.get("event") == "end"), {})
-    advice = [line for line in end.get("advice") or [] if isinstance(line, str)]
-    if is_number(mfu := end.get("mfu")):
-        advice.append(f"{mfu * 100:.1f} % of the peak of its devices (MFU) during steps")
+    if count > 1:
+        title += f" on each of {count} ranks"
+    if len(equal) > 1:
+        title += f", {len(equal)} attempts"
     return render(
         "time.html",
         shares=shares_bar(title, [Part(p, spent.mean[p], *_COLOURS[p]) for p in PHASES]),
-        advice=advice,
+        advice=_advice(_last(events, "end")),
         columns=_COLUMNS,
         ranks=_ranks(spent, last.get("nodes")),
-        count=len(rows),
+        count=count,
     )
+
+
+def _last(events: Sequence[Event], kind: str) -> Event:
+    """Return the last event of a kind; {} without one."""
+    chosen = of_kind(events, kind)
+    return chosen[-1] if chosen else {}
+
+
+def _advice(end: Event) -> list[str]:
+    """Return the advice at the end of a training, and the use of its devices."""
+    advice = [line for line in end.get("advice") or [] if isinstance(line, str)]
+    mfu = end.get("mfu")
+    if is_number(mfu):
+        advice.append(f"{mfu * 100:.1f} % of the peak of its devices (MFU) during steps")
+    return advice
+
+
+def _added(attempts: Sequence[Sequence[float]]) -> list[float]:
+    """Return the seconds of one rank in each phase, over all attempts."""
+    return [sum(phase) for phase in zip(*attempts, strict=True)]
 
 
 def _seconds(event: Event) -> list[list[float]]:
     """Return the seconds of each rank in each phase; [] for an invalid event."""
     seconds = event.get("seconds")
-    phases = [seconds.get(phase) for phase in PHASES] if isinstance(seconds, dict) else []
+    if not isinstance(seconds, dict):
+        return []
+    phases = [seconds.get(phase) for phase in PHASES]
     columns = [column for column in phases if isinstance(column, list)]
-    if len(columns) != len(PHASES) or len(set(map(len, columns))) != 1:
+    lengths = set(map(len, columns))
+    if len(columns) != len(PHASES) or len(lengths) != 1:
         return []
     rows = [list(row) for row in zip(*columns, strict=True)]
-    valid = all(is_number(value) and value >= 0 for row in rows for value in row)
+    valid = all(_is_duration(value) for row in rows for value in row)
     return rows if valid else []
+
+
+def _is_duration(value: object) -> bool:
+    return is_number(value) and value >= 0
 
 
 def _ranks(spent: TimeSpent, nodes: object) -> list[dict[str, Any]]:

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from statistics import median_high
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from kfp_ddp.client.run.run_info import RunInfo
 from kfp_ddp.core import packed
 from kfp_ddp.jobs.progress import clock
-from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.models.evaluation import Better, Evaluation, figures_for
+from kfp_ddp.models.evaluation import Figure as EvaluationFigure
 from kfp_ddp.report.events import is_number, training_time
 from kfp_ddp.runs.record import TaskRecord
 from kfp_ddp.training.spec.config import TrainConfig
@@ -18,7 +19,7 @@ from kfp_ddp.training.spec.config import TrainConfig
 IGNORED = TrainConfig.set_by_step | {"cache_dir", "resume"}
 """Settings that differ between any two runs, or do not change the model."""
 NONE = "–"
-Better = Literal["", "higher", "lower"]
+_FORMATS = {"share": "{:.1%}", "number": "{:.4g}", "count": "{:,.0f}"}
 
 
 @dataclass(frozen=True)
@@ -169,20 +170,20 @@ def _metrics(sides: Sequence[ComparedTraining]) -> tuple[Metric, ...]:
     ) -> Metric:
         return Metric(name, tuple(_figure(read(side.training)) for side in sides), text, better)
 
-    def evaluated(field: str, text: Callable[[float], str], better: Better) -> Metric:
-        ordered = better if same_samples else ""
-        return row(field, lambda task: getattr(task.evaluation, field, None), text, ordered)
+    def evaluated(figure: EvaluationFigure) -> Metric:
+        def read(training: TaskRecord) -> Any:
+            value = getattr(training.evaluation, figure.name, None)
+            if training.evaluation is None or figure.interval != "always":
+                return value
+            interval = training.evaluation.interval(figure.name)
+            return Figure(value, interval.low, interval.high) if interval else value
 
-    percent = "{:.1%}".format
-    rounded = "{:.4g}".format
-    whole = "{:,.0f}".format
+        better = figure.better if same_samples else ""
+        return row(figure.name, read, _FORMATS[figure.form].format, better)
+
+    whole = _FORMATS["count"].format
     rows = (
-        row("accuracy", _accuracy, percent, "higher" if same_samples else ""),
-        evaluated("top5", percent, "higher"),
-        evaluated("loss", rounded, "lower"),
-        evaluated("macro_f1", rounded, "higher"),
-        evaluated("calibration_error", rounded, "lower"),
-        evaluated("samples", whole, ""),
+        *map(evaluated, figures_for("comparison")),
         row("step", lambda training: training.checkpoint, whole),
         row("ranks", _ranks, whole),
         row("images_per_s", _speed, whole, "higher"),
@@ -198,13 +199,6 @@ def _figure(value: Any) -> Figure | None:
     if isinstance(value, Figure):
         return value
     return Figure(value) if is_number(value) else None
-
-
-def _accuracy(training: TaskRecord) -> Figure | None:
-    evaluation = training.evaluation
-    if evaluation is None:
-        return None
-    return Figure(evaluation.accuracy, evaluation.accuracy_low, evaluation.accuracy_high)
 
 
 def _ranks(training: TaskRecord) -> Any:

@@ -24,37 +24,53 @@ def compare_with_champion(
     The champion's evaluation of the same samples counts, else that below `folder`. Raise InputError
     for missing or damaged predictions.
     """
-    own, other, note = challenger, champion.evaluation, ""
+    own = challenger
+    other = champion.evaluation
+    note = ""
     own_predictions = None
     if rules.max_p_value < 1 or (folder / challenger.predictions).is_file():
         own_predictions = challenger.read_predictions(folder)
     if champion.evaluation.same_samples(challenger):
-        other_predictions = champion.predictions()
-        if other_predictions is None and rules.max_p_value < 1:
-            raise InputError(
-                f"max_p_value compares sample by sample, but {champion.uri}/"
-                f"{champion.evaluation.predictions} is not found: keep the predictions beside the "
-                "evaluation, or leave max_p_value at 1"
-            )
+        other_predictions = _predictions_of(champion, needed=rules.max_p_value < 1)
         if not (challenger.split_digest or challenger.dataset_digest):
             note = " (the samples have the same names; neither side has a digest of their content)"
     else:
         again = _again(folder / CHAMPION_FOLDER / FILE, champion)
-        if again is not None and again.same_samples(challenger):
-            scope = "on this split"
-        elif again is not None and (
-            part := _known_classes(challenger, own_predictions, champion, again)
-        ):
+        refused = Check("champion", False, _incomparable(champion, challenger))
+        if again is None:
+            return [refused], None
+        scope = "on this split"
+        if not again.same_samples(challenger):
+            part = _known_classes(challenger, own_predictions, champion, again)
+            if part is None:
+                return [refused], None
             own, own_predictions = part
             scope = f"on the {own.samples} samples of its classes"
-        else:
-            return [Check("champion", False, _incomparable(champion, challenger))], None
-        other, other_predictions = again, again.read_predictions(folder / CHAMPION_FOLDER)
+        other = again
+        other_predictions = again.read_predictions(folder / CHAMPION_FOLDER)
         note = f" (champion {champion.version} re-evaluated {scope}: {again.accuracy:.4f})"
     both = None
     if own_predictions is not None and other_predictions is not None:
         both = own_predictions, other_predictions
     compared = compare(own, other, both, where=champion.uri, version=champion.version)
+    checks = _gain_checks(rules, compared, note)
+    return checks + _class_checks(champion.evaluation, challenger), compared
+
+
+def _predictions_of(champion: Champion, *, needed: bool) -> Predictions | None:
+    """Return the champion's own predictions; raise InputError if they are needed and missing."""
+    predictions = champion.predictions()
+    if predictions is None and needed:
+        raise InputError(
+            f"max_p_value compares sample by sample, but {champion.uri}/"
+            f"{champion.evaluation.predictions} is not found: keep the predictions beside the "
+            "evaluation, or leave max_p_value at 1"
+        )
+    return predictions
+
+
+def _gain_checks(rules: Rules, compared: Compared, note: str) -> list[Check]:
+    """Return the checks of the gain, with a note on how it was measured."""
     gain = check_minimum(
         "min_improvement", "improvement on the champion", compared.gain, rules.min_improvement
     )
@@ -64,7 +80,7 @@ def compare_with_champion(
     if rules.max_p_value < 1 and compared.p_value is not None:
         name = f"McNemar p-value ({compared.won} samples won, {compared.lost} lost)"
         checks.append(check_maximum("max_p_value", name, compared.p_value, rules.max_p_value))
-    return checks + _class_checks(champion.evaluation, challenger), compared
+    return checks
 
 
 def _again(file: Path, champion: Champion) -> Evaluation | None:
@@ -77,7 +93,8 @@ def _again(file: Path, champion: Champion) -> Evaluation | None:
 
 def _class_checks(champion: Evaluation, challenger: Evaluation) -> list[Check]:
     """Return a note if the classes differ from those of the champion."""
-    old, new = ([one.name for one in side.classes] for side in (champion, challenger))
+    old = [own.name for own in champion.classes]
+    new = [own.name for own in challenger.classes]
     if old == new:
         return []
     if sorted(old) == sorted(new):
@@ -85,10 +102,16 @@ def _class_checks(champion: Evaluation, challenger: Evaluation) -> list[Check]:
     added = [name for name in new if name not in set(old)]
     removed = [name for name in old if name not in set(new)]
     changes = []
-    for verb, names in (("added", added), ("removed", removed)):
-        more = f" and {len(names) - _MAX_NAMED} more" if names[_MAX_NAMED:] else ""
-        changes += [f"{verb} {' '.join(map(repr, names[:_MAX_NAMED]))}{more}"] if names else []
+    if added:
+        changes.append(f"added {_first_names(added)}")
+    if removed:
+        changes.append(f"removed {_first_names(removed)}")
     return [Check("classes", True, f"classes differ from the champion's: {', '.join(changes)}")]
+
+
+def _first_names(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return " ".join(map(repr, names[:_MAX_NAMED])) + more
 
 
 def _incomparable(champion: Champion, challenger: Evaluation) -> str:
@@ -97,9 +120,11 @@ def _incomparable(champion: Champion, challenger: Evaluation) -> str:
         f"the champion was {champion.evaluation.differs(challenger)}, so the two are not comparable"
     )
     known = _class_names(champion.evaluation)
-    unknown = [one.name for one in challenger.classes if one.samples and one.name not in known]
+    seen = [own.name for own in challenger.classes if own.samples]
+    unknown = [name for name in seen if name not in known]
     if unknown:
-        name, removed = unknown[0], known - _class_names(challenger)
+        name = unknown[0]
+        removed = known - _class_names(challenger)
         lower = {other.casefold(): other for other in sorted(removed)}
         similar = difflib.get_close_matches(name.casefold(), lower)
         renamed = f" (was {lower[similar[0]]!r} renamed? then use the old name)" if similar else ""
@@ -120,15 +145,13 @@ def _known_classes(
 ) -> tuple[Evaluation, Predictions] | None:
     """Return the challenger on the samples of the champion's classes, if `again` is of these."""
     known = _class_names(champion.evaluation)
-    part = {path: one for path, one in (predictions or {}).items() if one.target in known}
-    digest = samples_digest((path, one.target) for path, one in part.items())
-    if (len(part), digest, challenger.dataset_digest) != (
-        again.samples,
-        again.samples_digest,
-        again.dataset_digest,
-    ):
+    predicted = predictions or {}
+    part = {path: own for path, own in predicted.items() if own.target in known}
+    digest = samples_digest((path, own.target) for path, own in part.items())
+    samples = (len(part), digest, challenger.dataset_digest)
+    if samples != (again.samples, again.samples_digest, again.dataset_digest):
         return None
-    correct = sum(one.correct for one in part.values())
+    correct = sum(own.correct for own in part.values())
     return challenger.model_copy(update={"samples": len(part), "correct": correct}), part
 
 

@@ -144,7 +144,8 @@ def model_checks(rules: Rules, accuracy: float, evaluation: Evaluation | None) -
     """Apply the rules on the model alone; `evaluation` is None if it is not connected."""
     name = "accuracy"
     if rules.use_lower_bound and evaluation is not None:
-        name, accuracy = f"lower end of the 95 % interval of the {name}", evaluation.accuracy_low
+        name = "lower end of the 95 % interval of the accuracy"
+        accuracy = evaluation.accuracy_low
     if "min_accuracy" in rules.model_fields_set:
         checks = [check_minimum("min_accuracy", name, accuracy, rules.min_accuracy)]
     else:
@@ -158,7 +159,8 @@ def model_checks(rules: Rules, accuracy: float, evaluation: Evaluation | None) -
     if rules.min_slice_accuracy > 0:
         checks.append(_slices(rules.min_slice_accuracy, rules.min_slice_samples, evaluation))
     if rules.max_calibration_error < 1:
-        error, bound = evaluation.calibration_error, rules.max_calibration_error
+        error = evaluation.calibration_error
+        bound = rules.max_calibration_error
         checks.append(check_maximum("max_calibration_error", "calibration error", error, bound))
     return checks + _single_class(evaluation)
 
@@ -177,7 +179,8 @@ def beats_majority(evaluation: Evaluation | None) -> Check:
     # Of equally large classes, the one whose answer the model is least significantly better than.
     largest = max(evaluation.classes, key=lambda one: (one.samples, -one.recall))
     shared = min(round(largest.recall * largest.samples), largest.samples, evaluation.correct)
-    won, lost = evaluation.correct - shared, largest.samples - shared
+    won = evaluation.correct - shared
+    lost = largest.samples - shared
     p_value = mcnemar(won, lost)
     share = largest.samples / evaluation.samples
     other = f'always answering "{largest.name}" ({share * 100:.0f} %)'
@@ -206,7 +209,8 @@ def _single_class(evaluation: Evaluation) -> list[Check]:
 
 
 def _balanced(bound: float, evaluation: Evaluation) -> Check:
-    rule, value = "min_balanced_accuracy", evaluation.balanced_accuracy
+    rule = "min_balanced_accuracy"
+    value = evaluation.balanced_accuracy
     recalls = [one.recall for one in evaluation.classes if one.samples]
     if value is None and recalls:  # a record of an earlier version
         value = sum(recalls) / len(recalls)
@@ -229,7 +233,8 @@ def _class_recall(bound: float, evaluation: Evaluation) -> Check:
 
 
 def _slices(bound: float, min_samples: int, evaluation: Evaluation) -> Check:
-    rule, slices = "min_slice_accuracy", evaluation.slices
+    rule = "min_slice_accuracy"
+    slices = evaluation.slices
     if not slices:
         return Check(rule, False, f"no slices were evaluated, so no accuracy >= {bound:g}")
     judged = [one for one in slices if one.samples >= min_samples]

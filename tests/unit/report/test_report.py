@@ -13,7 +13,7 @@ from kfp_ddp import report
 from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import sha256
-from kfp_ddp.models.evaluation import ClassChange, Compared, slice_of
+from kfp_ddp.models.evaluation import FIGURES, ClassChange, Compared, Evaluation, slice_of
 from kfp_ddp.training.spec.time_spent import PHASES
 from tests import reports, run_output
 from tests.commands import call, output, refused
@@ -289,3 +289,14 @@ def test_an_evaluation_of_an_earlier_version_still_has_a_report(tmp_path: Path) 
     (beside / "evaluation.json").write_text(json.dumps(older))
     command(tmp_path / "run")
     assert "90.00%" in (beside / "report.html").read_text()
+
+
+def test_each_number_of_an_evaluation_is_in_the_table_of_figures() -> None:
+    facts = {"correct", "image_size", "step", "seconds", "world_size"}
+    numbers = [
+        name
+        for name, field in Evaluation.model_fields.items()
+        if field.annotation in (int, float, float | None)
+    ]
+    assert sorted(figure.name for figure in FIGURES) == sorted(set(numbers) - facts)
+    assert len({figure.title for figure in FIGURES}) == len(FIGURES)
