@@ -26,7 +26,8 @@ from kfp_ddp.training.data.transforms import size_of_epoch
 from kfp_ddp.training.distributed import World, half_precision
 from kfp_ddp.training.model import networks, own_model
 from kfp_ddp.training.spec import batches, shared_memory
-from kfp_ddp.training.spec.config import AUTO, TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.optimizer_settings import AUTO
 from kfp_ddp.training.state import saving
 from kfp_ddp.training.state.initial_weights import initialise, network_of
 from kfp_ddp.training.watch import LAUNCH

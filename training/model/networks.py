@@ -17,7 +17,8 @@ from kfp_ddp.core.machine import require
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.model import own_model
 from kfp_ddp.training.spec import timm_networks
-from kfp_ddp.training.spec.config import MODELS, SMALL_RESNETS, TrainConfig, near
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.network_settings import MODELS, SMALL_RESNETS, near
 
 MEAN, STD, _ = timm_networks.Preprocessing()
 ADVICE = "use the checkpoint as its training saved it"

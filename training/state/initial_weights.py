@@ -15,8 +15,9 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import sha256
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training.model.networks import adapted, build, head_of, not_finite
-from kfp_ddp.training.spec.config import MODELS, TrainConfig, is_network
+from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.spec.manifest import MANIFEST, STATE
+from kfp_ddp.training.spec.network_settings import MODELS, is_network
 from kfp_ddp.training.spec.torchvision_weights import (
     DEFAULT,
     PREFIX,
