@@ -252,8 +252,10 @@ def affine(mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> tuple[Te
 
 def not_finite(state: Mapping[str, Tensor]) -> str:
     """Return the name of the first tensor with NaN or infinite values; '' without one."""
-    bad = (k for k, v in state.items() if v.is_floating_point() and not bool(v.isfinite().all()))
-    return next(bad, "")
+    for name, value in state.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            return name
+    return ""
 
 
 def fit(
