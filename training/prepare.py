@@ -177,11 +177,16 @@ def precision_of(config: TrainConfig, world: World) -> str:
     first, *others = {*world.gather(half_precision(world.device))}
     precision = "fp32" if others else first  # of bf16 and fp16, each lacks one
     if world.device.type != "cpu":
-        cuda = world.device.type == "cuda"
-        name = torch.cuda.get_device_name(world.device) if cuda else "an Apple GPU"
+        name = _name_of(world.device)
         devices = f"{name} and others" if others else name
         world.print(f"precision={precision}, by {devices}")
     return precision
+
+
+def _name_of(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return "an Apple GPU"
 
 
 def _built_or_examined(

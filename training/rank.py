@@ -63,11 +63,17 @@ def run_and_report(read: Callable[[], C], work: Callable[[C], bool]) -> int:
             return _end(StorageError(full(error, config.output_dir)))
         if line := full_memory(error):
             return _end(JobError(f"{line}. {NO_MEMORY}"))
-        first = str(error).strip().partition("\n")[0]
-        lost = isinstance(error, RuntimeError) and lost_peer(str(error))
-        kind = PeerLostError if lost else JobError
-        write_record(_failure(kind(f"{type(error).__name__}: {first}")), final=False)
+        _record_unexpected(error)
         raise
+
+
+def _record_unexpected(error: Exception) -> None:
+    """Record an error of torch or of a user's code; a lost peer is the fault of another rank."""
+    first = str(error).strip().partition("\n")[0]
+    line = f"{type(error).__name__}: {first}"
+    lost = isinstance(error, RuntimeError) and lost_peer(str(error))
+    problem = PeerLostError(line) if lost else JobError(line)
+    write_record(_failure(problem), final=False)
 
 
 def run(config: TrainConfig, parent: Parent | None = None) -> bool:

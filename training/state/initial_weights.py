@@ -65,18 +65,9 @@ def read(path: Path) -> Weights:
             _check_bundle(path)
             return _safetensors(path / BUNDLED)
         if (path / MANIFEST).exists():
-            valid = checkpoint.verify(path)
-            fields = valid.fields
-            return Weights(
-                _saved_by_torch(path / STATE).mappings,
-                model=str(fields["model"]),
-                blur_pool=bool(fields["config"].get("blur_pool")),
-                classes=tuple(fields["classes"]),
-            )
+            return _of_checkpoint(path)
         if path.is_file():
-            with path.open("rb") as file:  # the length of a header in JSON, and the header
-                is_safetensors = file.read(9)[8:] == b"{"
-            return _safetensors(path) if is_safetensors else _saved_by_torch(path)
+            return _safetensors(path) if _is_safetensors(path) else _saved_by_torch(path)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; correct pretrained") from None
     except (LookupError, TypeError, AttributeError) as error:
@@ -86,6 +77,22 @@ def read(path: Path) -> Weights:
         f"{path} is {what}: give pretrained a folder step-<number> of another run, a bundle, or a "
         "file of torch.save or safetensors"
     )
+
+
+def _of_checkpoint(path: Path) -> Weights:
+    fields = checkpoint.verify(path).fields
+    return Weights(
+        _saved_by_torch(path / STATE).mappings,
+        model=str(fields["model"]),
+        blur_pool=bool(fields["config"].get("blur_pool")),
+        classes=tuple(fields["classes"]),
+    )
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Return whether the file begins with the length of a header, and a header in JSON."""
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"
 
 
 def read_torchvision(name: str, model: str) -> Weights:
