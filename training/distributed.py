@@ -157,12 +157,14 @@ def joined(config: RankConfig) -> Iterator[World]:
 
     NCCL's is aborted after an error: to destroy it would wait for peers that wait for this rank.
     """
-    world, in_order = start(config), False
+    world = start(config)
+    in_order = False
     try:
         yield world
         in_order = True
     finally:
-        if dist.is_initialized() and (in_order or world.device.type != "cuda"):
+        may_wait = in_order or world.device.type != "cuda"
+        if dist.is_initialized() and may_wait:
             dist.destroy_process_group()
         elif dist.is_initialized():
             _abort()
@@ -182,18 +184,22 @@ def _abort() -> None:
 
 def _device(config: RankConfig, local_rank: int, local_size: int, size: int) -> torch.device:
     requested = config.device
+    if requested == "cpu":
+        return torch.device("cpu")
     gpus = torch.cuda.device_count() if requested in ("auto", "cuda") else 0
-    apple = requested in ("auto", "mps") and not gpus and torch.backends.mps.is_available()
+    apple = not gpus and requested != "cuda" and torch.backends.mps.is_available()
     if apple and size == 1:
         return torch.device("mps")
     if requested == "mps":
+        if apple:
+            raise InputError(
+                f"an Apple GPU trains with one rank, not {size}: start one, or set device=cpu"
+            )
         raise InputError(
-            f"an Apple GPU trains with one rank, not {size}: start one, or set device=cpu"
-            if apple
-            else "device=mps was requested but this machine has no Apple GPU: set device=cpu"
+            "device=mps was requested but this machine has no Apple GPU: set device=cpu"
         )
-    if requested == "cpu" or (requested == "auto" and gpus == 0):
-        return torch.device("cpu") if requested == "cpu" else gpu_or_cpu()
+    if requested == "auto" and gpus == 0:
+        return gpu_or_cpu()
     if gpus == 0:
         raise InputError(
             "device=cuda was requested but this machine has no GPU: "
@@ -209,15 +215,19 @@ def _device(config: RankConfig, local_rank: int, local_size: int, size: int) -> 
 
 def gpu_or_cpu() -> torch.device:
     """Return a GPU, or the CPU if there is none; raise InputError if this pod requested one."""
-    gpus, why = os.environ.get(machine.GPUS), "no device"
-    if (count := torch.cuda.device_count()) or not gpus:
-        return torch.device("cuda" if count else "cpu")
+    wanted = os.environ.get(machine.GPUS)
+    count = torch.cuda.device_count()
+    if count:
+        return torch.device("cuda")
+    if not wanted:
+        return torch.device("cpu")
+    why = "no device"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         why = str(error).strip().partition("\n")[0]
     raise InputError(
-        f"this pod requested {gpus} GPU(s), and torch sees none ({why}): set job.runtime_class "
+        f"this pod requested {wanted} GPU(s), and torch sees none ({why}): set job.runtime_class "
         "(nvidia on k3s and RKE2; a step has none, so set its backend to pytorchjob), check the "
         "node's driver and device plugin, or set device=cpu"
     )
@@ -291,7 +301,9 @@ class Stop:
         return stop, save, over
 
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # malloc.h
+# Names of options in malloc.h.
+_TRIM_THRESHOLD = -1
+_MMAP_MAX = -4
 
 
 def keep_freed() -> None:

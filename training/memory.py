@@ -28,7 +28,8 @@ def fit(config: TrainConfig, world: World, index: Index) -> TrainConfig:
     run changes. Then they agree on the smallest size.
     """
     first = size = config.micro_batch_size
-    on_gpu, problem = world.device.type == "cuda", ""
+    on_gpu = world.device.type == "cuda"
+    problem = ""
     if on_gpu:
         torch.cuda.set_per_process_memory_fraction(_SHARE, world.device)
     while size and (reason := _refusal(config, world, index, size, problem)):
@@ -36,6 +37,7 @@ def fit(config: TrainConfig, world: World, index: Index) -> TrainConfig:
         size = next((part for part in range(size - 1, 0, -1) if first % part == 0), 0)
     if on_gpu:
         torch.cuda.set_per_process_memory_fraction(1.0, world.device)
+    # The smallest size fits on all ranks; the rank that needs it names its problem.
     size, rank, problem = min(world.gather((size, world.rank, problem)))
     if not size:
         error = JobError(
@@ -69,8 +71,8 @@ def _train_copy(config: TrainConfig, world: World, index: Index, size: int) -> N
     """Do all that takes memory: two steps of two micro-batches each, and an evaluation."""
     alone = dataclasses.replace(world, size=1, control=None)
     random = config.model_copy(update={"pretrained": "false"})
-    learner, loss = Learner(random, alone, index.classes, True), Loss(config, index, world.device)
-
+    learner = Learner(random, alone, index.classes, accumulates=True)
+    loss = Loss(config, index, world.device)
     kind = pixels_of(config).kind
 
     def blank(pixels: int) -> torch.Tensor:

@@ -207,7 +207,8 @@ def _stop_on_signals(file: Path, finish: Callable[[], None]) -> None:
     """Let the first signal raise torch's SignalException, which stops the ranks in order."""
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    handled, ending = threading.Event(), threading.Lock()
+    handled = threading.Event()
+    ending = threading.Lock()
 
     def stop(number: int, frame: FrameType | None) -> None:
         _ignore_signals()  # a second one must not interrupt the stop

@@ -29,14 +29,17 @@ from kfp_ddp.training.watch import LAUNCH, Heartbeat, end_for_good
 
 WEIGHTS = ("model.safetensors", "model.pt")
 RESULT = "result.json"
-IMAGES, CONFIG, OUTPUT = "KFP_DDP_IMAGES", "KFP_DDP_CONFIG", "KFP_DDP_OUTPUT"
+IMAGES = "KFP_DDP_IMAGES"
+CONFIG = "KFP_DDP_CONFIG"
+OUTPUT = "KFP_DDP_OUTPUT"
 STOPPED = (PREEMPTED, 130)
 """Exit codes of a script that stopped on request: by SIGTERM or an interrupt."""
 
 
 def run(config: TrainConfig) -> bool:
-    """Run the script, and save its weights; False when preempted. Raises a KfpDdpError."""
-    folder, first = RunFolder(config.output_dir), os.environ.get("RANK", "0") == "0"
+    """Run the script, and save its weights; False when preempted. Raise a KfpDdpError."""
+    folder = RunFolder(config.output_dir)
+    first = os.environ.get("RANK", "0") == "0"
     if config.device == "auto":
         gpu_or_cpu()
     config, splits = with_splits(config)
@@ -98,7 +101,8 @@ def _write_inputs(inputs: Path, config: TrainConfig, splits: Splits) -> None:
 
 def call(file: str, arguments: Sequence[str]) -> bool:
     """Run a file with its arguments as the main program; False when it stopped on request."""
-    argv, sys.argv = sys.argv, [file, *arguments]
+    before = sys.argv
+    sys.argv = [file, *arguments]
     os.environ.pop("PYTHONSAFEPATH", None)  # programs that it starts may have modules beside them
     try:
         with in_memory("lower the batch size of the script"):
@@ -109,12 +113,13 @@ def call(file: str, arguments: Sequence[str]) -> bool:
         if ended.code:
             raise JobError(f"the script ended with {ended.code}") from None
     finally:
-        sys.argv = argv
+        sys.argv = before
     return True
 
 
 def _finish(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
-    weights = next((folder.path / n for n in WEIGHTS if (folder.path / n).is_file()), None)
+    files = (folder.path / name for name in WEIGHTS)
+    weights = next((file for file in files if file.is_file()), None)
     if weights is None:
         raise InputError(
             f"the script saved no weights: let rank 0 save the network's state_dict as "
@@ -122,11 +127,12 @@ def _finish(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
         )
     classes = splits.train.classes
     network = networks.build_for(config, len(classes))
-    own, advice = network.state_dict(), "set model to the script's network"
+    own = network.state_dict()
     tensors, _ = initial_weights.named_alike(initial_weights.read(weights), own, ".", config.model)
+    advice = "set model to the script's network"
     networks.fill(network, tensors, str(weights), config.model, advice)
-    result = _result(folder.path / RESULT)
-    step, figures = int(result.pop("step", config.epochs)), result
+    figures = _result(folder.path / RESULT)
+    step = int(figures.pop("step", config.epochs))
     manifest = checkpoint.manifest_of(
         config,
         classes,
@@ -152,7 +158,8 @@ def _result(file: Path) -> dict[str, Any]:
         return {}
     try:
         result = from_json(file.read_text())
-        return {n: float(result[n]) for n in ("step", "accuracy", "loss") if n in result}
+        names = ("step", "accuracy", "loss")
+        return {name: float(result[name]) for name in names if name in result}
     except (ValueError, TypeError, OverflowError) as error:
         raise InputError(
             f"step, accuracy and loss in {file.name} must be numbers: {error}; correct the script"

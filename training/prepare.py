@@ -26,7 +26,8 @@ from kfp_ddp.training.data.transforms import size_of_epoch
 from kfp_ddp.training.distributed import World, half_precision
 from kfp_ddp.training.model import networks, own_model
 from kfp_ddp.training.spec import batches, shared_memory
-from kfp_ddp.training.spec.config import AUTO, TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.optimizer_settings import AUTO
 from kfp_ddp.training.state import saving
 from kfp_ddp.training.state.initial_weights import initialise, network_of
 from kfp_ddp.training.watch import LAUNCH
@@ -60,12 +61,20 @@ def _scan(config: TrainConfig) -> tuple[TrainConfig, Index, Index]:
     """List both splits of a run with a writable output folder, and name the network of weights."""
     with writing(config.output_dir, "give the run an output_dir that its user may write"):
         try_to_write(Path(config.output_dir))
-    path = Path(config.pretrained)
-    if not config.is_set("model") and path.exists() and (model := network_of(path)):
-        print(f"model is {model}: it was not set, and {path} has weights of it", flush=True)
-        config = TrainConfig.create(**{**config.explicit(), "model": model})
+    if not config.is_set("model"):
+        config = _with_model_of_weights(config)
     config, splits = with_splits(config)
     return config, splits.train, splits.val
+
+
+def _with_model_of_weights(config: TrainConfig) -> TrainConfig:
+    """Set the model to the network that the weights on disk name."""
+    path = Path(config.pretrained)
+    model = network_of(path) if path.exists() else ""
+    if not model:
+        return config
+    print(f"model is {model}: it was not set, and {path} has weights of it", flush=True)
+    return TrainConfig.create(**{**config.explicit(), "model": model})
 
 
 def with_splits(config: TrainConfig) -> tuple[TrainConfig, Splits]:
@@ -90,7 +99,8 @@ def digest_of(index: Index, world: World) -> str:
 def _about(index: Index, start: int) -> bytes:
     digest = hashlib.sha256()
     for position in range(start, min(start + _TOGETHER, len(index))):
-        path, where = index.paths[position], index.where(position)
+        path = index.paths[position]
+        where = index.where(position)
         try:
             size = os.stat(path).st_size if index.slices is None else where.size
         except OSError:  # reported when the image is read
@@ -124,27 +134,40 @@ def resolve(
         config = config.model_copy(update={"resume": "auto"})
     before = saving.earlier_config(config)
     batch, micro = batches.divide(config, images, ranks, before)
-    if batch != config.batch_size and not config.batch_size_per_rank and not before:
+    chosen = config.batch_size_per_rank or before
+    if batch != config.batch_size and not chosen:
         print(
             f"batch_size is {batch}, not {config.batch_size}: it was not set, and this is what "
             f"{images} training images allow on {ranks} ranks",
             flush=True,
         )
-    saved: dict[str, Any] = {}
-    if before:
-        names = {"weight_decay", "momentum", "background", "value_range"}
-        if config.starts_from_weights:  # they name the network, but may be gone
-            names.add("model")
-        if before["warmup_epochs"] < config.epochs:
-            names.add("warmup_epochs")
-        earlier = {"background": "", "value_range": "", **before}
-        saved = {name: earlier[name] for name in names if not config.is_set(name)}
-    obstacle = config.decode != "cpu" and on_device.obstacle(config, world.device)
-    if config.decode == "gpu" and obstacle:
-        raise InputError(f"decode=gpu is not possible: {obstacle}; set decode=cpu")
-    decode = "cpu" if obstacle else config.decode
+    saved = _saved_before(config, before) if before else {}
+    decode = _decode(config, world)
     filled = {"batch_size": batch, "micro_batch_size": micro, "decode": decode}
     return config.model_copy(update={**filled, **saved})
+
+
+def _saved_before(config: TrainConfig, before: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of the earlier run that hold unless they are set anew."""
+    names = {"weight_decay", "momentum", "background", "value_range"}
+    if config.starts_from_weights:  # they name the network, but may be gone
+        names.add("model")
+    if before["warmup_epochs"] < config.epochs:
+        names.add("warmup_epochs")
+    earlier = {"background": "", "value_range": "", **before}  # early versions lack both
+    return {name: earlier[name] for name in names if not config.is_set(name)}
+
+
+def _decode(config: TrainConfig, world: World) -> str:
+    """Return how images are decoded; raise InputError if decode=gpu is not possible."""
+    if config.decode == "cpu":
+        return "cpu"
+    obstacle = on_device.obstacle(config, world.device)
+    if not obstacle:
+        return config.decode
+    if config.decode == "gpu":
+        raise InputError(f"decode=gpu is not possible: {obstacle}; set decode=cpu")
+    return "cpu"
 
 
 def precision_of(config: TrainConfig, world: World) -> str:
@@ -154,10 +177,16 @@ def precision_of(config: TrainConfig, world: World) -> str:
     first, *others = {*world.gather(half_precision(world.device))}
     precision = "fp32" if others else first  # of bf16 and fp16, each lacks one
     if world.device.type != "cpu":
-        cuda = world.device.type == "cuda"
-        name = torch.cuda.get_device_name(world.device) if cuda else "an Apple GPU"
-        world.print(f"precision={precision}, by {name}{' and others' * bool(others)}")
+        name = _name_of(world.device)
+        devices = f"{name} and others" if others else name
+        world.print(f"precision={precision}, by {devices}")
     return precision
+
+
+def _name_of(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return "an Apple GPU"
 
 
 def _built_or_examined(
@@ -167,23 +196,24 @@ def _built_or_examined(
     findings: list[Findings] = []
     caches: list[Cache | None] = []
     problem: KfpDdpError | None = None
-    folder, prefetch = None, shared_memory.PREFETCH
+    folder = None
+    prefetch = shared_memory.PREFETCH
     try:
         folder = folder_for(config, [train, val])
         for split, name in ((train, "train"), (val, "val")):
             if folder is None:
                 caches.append(None)
-                stride = max(1, -(-len(split) // max(1, config.verify_images)))
-                chosen = range(0, len(split) if config.verify_images else 0, stride)
-                findings.append(examine(split.where, chosen[world.rank :: world.size], config))
+                findings.append(_examine(split, config, world))
             else:
-                caches.append(cache := Cache(folder, name, len(split), world.local_size))
+                cache = Cache(folder, name, len(split), world.local_size)
+                caches.append(cache)
                 part = world.local_rank
                 findings.append(cache.build(split.where, config, name == "train", part))
         batches_of_val = 0 if folder else -(-len(val) // (config.micro_batch_size * world.size))
         prefetch = shared_memory.prefetch_that_fits(config, world.local_size, batches_of_val)
     except KfpDdpError as error:
         problem = error
+    # A rank that raised alone would leave the others waiting for it.
     for rank, raised in enumerate(world.gather(problem)):
         if raised is not None:
             world.raise_on_all(raised, rank)
@@ -196,6 +226,14 @@ def _built_or_examined(
     return caches, prefetch
 
 
+def _examine(split: Index, config: TrainConfig, world: World) -> Findings:
+    """Examine this rank's share of up to `verify_images` images, spread over the split."""
+    images = len(split) if config.verify_images else 0
+    stride = max(1, -(-images // max(1, config.verify_images)))
+    chosen = range(0, images, stride)
+    return examine(split.where, chosen[world.rank :: world.size], config)
+
+
 def _warn(reports: list[tuple[int, list[Findings]]]) -> None:
     """Print a warning of converted or unreadable images; a part that nodes share counts once."""
     counted: dict[tuple[int, int], Findings] = {}
@@ -204,22 +242,27 @@ def _warn(reports: list[tuple[int, list[Findings]]]) -> None:
             counted[part, number] = max(item, counted.get((part, number), item))
     findings = list(counted.values())
     checked = sum(item.checked for item in findings)
-    broken = sorted(name for item in findings for name in item.broken)
+    _warn_of_broken(sorted(name for item in findings for name in item.broken), checked)
     not_rgb = sum(item.not_rgb for item in findings)
     unusual = [item.first_not_rgb for item in findings if item.first_not_rgb]
-    if broken:
-        more = f" and {len(broken) - _NAMED:,} more" if len(broken) > _NAMED else ""
-        print(
-            f"warning: {len(broken):,} of {checked:,} images cannot be read and are skipped: "
-            f"{', '.join(broken[:_NAMED])}{more}",
-            file=sys.stderr,
-        )
     if unusual:
         print(
             f"warning: of {checked} images checked, {not_rgb} are not RGB (first {unusual[0]}); "
             "they are converted (see background and value_range), images=strict refuses them",
             file=sys.stderr,
         )
+
+
+def _warn_of_broken(names: list[str], checked: int) -> None:
+    if not names:
+        return
+    first = ", ".join(names[:_NAMED])
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    print(
+        f"warning: {len(names):,} of {checked:,} images cannot be read and are skipped: "
+        f"{first}{more}",
+        file=sys.stderr,
+    )
 
 
 def check_network(config: TrainConfig, classes: tuple[str, ...]) -> None:
@@ -239,14 +282,22 @@ def check_network(config: TrainConfig, classes: tuple[str, ...]) -> None:
     if own:
         network.train()
         logits = _logits(network, config, len(classes), max(training))
-        targets = torch.zeros(2, dtype=torch.int64)
-        loss = own.compute_loss(logits, targets) if own.loss else logits.sum()
-        _refuse_unused(network, loss)
-        if own.optimizer:
-            own.create_optimizer(network, config, config.learning_rate)
-        if own.transforms:
-            image = torch.zeros(3, max(training), 2 * max(training), dtype=torch.uint8)
-            own.apply_transforms(image, max(training), random.Random(0))
+        _check_own_functions(own, network, config, logits)
+
+
+def _check_own_functions(
+    own: own_model.OwnModel, network: nn.Module, config: TrainConfig, logits: Tensor
+) -> None:
+    """Call the functions of a user's file once; raise InputError if one fails."""
+    targets = torch.zeros(len(logits), dtype=torch.int64)
+    loss = own.compute_loss(logits, targets) if own.loss else logits.sum()
+    _refuse_unused(network, loss)
+    if own.optimizer:
+        own.create_optimizer(network, config, config.learning_rate)
+    if own.transforms:
+        size = max(size_of_epoch(config, 0), size_of_epoch(config, config.epochs))
+        image = torch.zeros(3, size, 2 * size, dtype=torch.uint8)
+        own.apply_transforms(image, size, random.Random(0))
 
 
 def _logits(
@@ -278,8 +329,8 @@ def _logits(
 def _refuse_unused(network: nn.Module, loss: Tensor) -> None:
     """Raise InputError for a weight without a gradient: with DDP the ranks would hang."""
     torch.autograd.backward(loss)
-    named = network.named_parameters()
-    unused = [name for name, p in named if p.requires_grad and p.grad is None]
+    trained = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
+    unused = [name for name, weight in trained if weight.grad is None]
     if unused:
         raise InputError(
             f"{unused[0]} is not used for the logits of the model ({len(unused)} weights in all): "

@@ -24,7 +24,7 @@ from kfp_ddp.training.spec.flags import parse
 from kfp_ddp.training.watch import Heartbeat, Parent, Progress, end_for_good, remove_stale
 
 if TYPE_CHECKING:
-    from kfp_ddp.training.distributed import RankConfig
+    from kfp_ddp.training.distributed import RankConfig, Stop
 
 STALE = "the heartbeat is stale"
 NO_MEMORY = (
@@ -54,23 +54,30 @@ def run_and_report(read: Callable[[], C], work: Callable[[C], bool]) -> int:
     """Call `work` with the settings of `read`; record a failure, and return the exit code."""
     try:
         config = read()
-        return 0 if work(config) else PREEMPTED
+        done = work(config)
+        return 0 if done else PREEMPTED
     except KfpDdpError as error:
         return _end(error)
-    except Exception as error:
+    except Exception as error:  # the last resort: one line, and the kind that decides on retries
         if isinstance(error, OSError) and error.errno in FULL:
             return _end(StorageError(full(error, config.output_dir)))
         if line := full_memory(error):
             return _end(JobError(f"{line}. {NO_MEMORY}"))
-        first = str(error).strip().partition("\n")[0]
-        lost = isinstance(error, RuntimeError) and lost_peer(str(error))
-        kind = PeerLostError if lost else JobError
-        write_record(_failure(kind(f"{type(error).__name__}: {first}")), final=False)
+        _record_unexpected(error)
         raise
 
 
+def _record_unexpected(error: Exception) -> None:
+    """Record an error of torch or of a user's code; a lost peer is the fault of another rank."""
+    first = str(error).strip().partition("\n")[0]
+    line = f"{type(error).__name__}: {first}"
+    lost = isinstance(error, RuntimeError) and lost_peer(str(error))
+    problem = PeerLostError(line) if lost else JobError(line)
+    write_record(_failure(problem), final=False)
+
+
 def run(config: TrainConfig, parent: Parent | None = None) -> bool:
-    """Train; return False when preempted. Raises a KfpDdpError if that is not possible."""
+    """Train; return False when preempted. Raise a KfpDdpError if that is not possible."""
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
     import torch
@@ -89,19 +96,25 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
             if world.first:
                 remove_stale(RunFolder(config.output_dir).ranks, world.size)
             loop = Trainer(config, world, train, val, progress)
-            stop = loop.stop
-            stop.on_signals()
-            if parent is not None:
-                parent.on_gone = lambda: stop.ask("the launcher is gone")
-            if (file := config.stop_when_stale) and world.first:
-                Heartbeat(Path(file), config.stale_seconds, lambda: stop.ask(STALE))
+            _stop_on_request(loop.stop, config, parent)
             done = loop.fit()
-        if not done and stop.reason == STALE:
+        if not done and loop.stop.reason == STALE:
             write_record(Failure(PREEMPTED, world.rank, STALE, retryable=True), final=True)
             end_for_good()
-        if done and train.cache is not None and world.local_rank == 0:
+        removes_cache = done and world.local_rank == 0
+        if removes_cache and train.cache is not None:
             train.cache.remove()
     return done
+
+
+def _stop_on_request(stop: "Stop", config: TrainConfig, parent: Parent | None) -> None:
+    """Stop in order on a signal, without the launcher, or without its heartbeat."""
+    stop.on_signals()
+    if parent is not None:
+        parent.on_gone = lambda: stop.ask("the launcher is gone")
+    if config.stop_when_stale and stop.world.first:
+        heartbeat = Path(config.stop_when_stale)
+        Heartbeat(heartbeat, config.stale_seconds, lambda: stop.ask(STALE))
 
 
 def _end(error: KfpDdpError) -> int:
@@ -118,6 +131,8 @@ def _end(error: KfpDdpError) -> int:
 def _failure(error: KfpDdpError) -> Failure:
     """Create the record of an error; a consequence of another rank's error has its exit code."""
     lost = isinstance(error, PeerLostError)
-    cause = error.__cause__ if isinstance(error.__cause__, KfpDdpError) and lost else error
+    cause = error
+    if lost and isinstance(error.__cause__, KfpDdpError):
+        cause = error.__cause__
     rank = int(os.environ.get("RANK", "0"))
     return Failure(cause.exit_code, rank, str(error), cause.retryable, consequence=lost)

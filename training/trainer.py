@@ -84,13 +84,17 @@ def weights_of(index: Index, power: float) -> list[float]:
 
 
 NEVER = 2**62
+_NAMED = 8
+"""Images in the error of a loss that is not finite."""
 
 
 class Divergence:
     """Records the first step with a NaN or infinite loss, on the device: no step waits for it."""
 
     def __init__(self, config: TrainConfig, world: World, index: Index) -> None:
-        self.config, self.world, self.index = config, world, index
+        self.config = config
+        self.world = world
+        self.index = index
         self.first_bad_step = torch.full((), NEVER, dtype=torch.int64, device=world.device)
         self._recent: deque[tuple[int, list[list[int]]]] = deque(maxlen=config.log_steps + 1)
 
@@ -102,11 +106,9 @@ class Divergence:
 
     def check(self, steps_per_epoch: int) -> None:
         """Raise a JobError on all ranks if the loss of any rank was not finite."""
-        mine, files = int(self.first_bad_step), ""
-        if mine < NEVER:
-            positions = [i for micro in dict(self._recent).get(mine, []) for i in micro]
-            files = ", ".join(Path(self.index.paths[i]).name for i in positions[:8])
-            files += f" and {len(positions) - 8} more" if len(positions) > 8 else ""
+        mine = int(self.first_bad_step)
+        files = self._files_of(mine) if mine < NEVER else ""
+        # The smallest tuple is that of the first bad step: all ranks name the same one.
         step, rank, files = min(self.world.gather((mine, self.world.rank, files)))
         if step < NEVER:
             rate = learning_rate(self.config, step, steps_per_epoch)
@@ -117,12 +119,22 @@ class Divergence:
             )
             self.world.raise_on_all(error, rank)
 
+    def _files_of(self, step: int) -> str:
+        """Name the first images of a recent step."""
+        micro_batches = dict(self._recent).get(step, [])
+        positions = [position for micro_batch in micro_batches for position in micro_batch]
+        names = ", ".join(Path(self.index.paths[position]).name for position in positions[:_NAMED])
+        more = len(positions) - _NAMED
+        return f"{names} and {more} more" if more > 0 else names
+
 
 class Validation:
     """Evaluates a learner on this rank's share of `split`; each image counts exactly once."""
 
     def __init__(self, config: TrainConfig, world: World, split: Split) -> None:
-        self.config, self.world, self.split = config, world, split
+        self.config = config
+        self.world = world
+        self.split = split
         self.skipped: set[int] = set()
         """Positions of this rank's unreadable images."""
 
@@ -152,7 +164,8 @@ class Validation:
         return {name: total / count for name, total in figures}
 
     def _batches(self) -> Iterator[DeviceBatch]:
-        index, size = self.split.index, self.config.micro_batch_size
+        index = self.split.index
+        size = self.config.micro_batch_size
         keys = list(evaluation_keys(index, size, self.world.rank, self.world.size))
         images = Images(index, self.config, for_training=False, cache=self.split.cache)
         pin = self.world.device.type == "cuda"
@@ -210,7 +223,8 @@ class Trainer:
             self.saving.limit_hours(self.world.from_first(self._hours_are_over))
         startup = time.perf_counter() - self.progress.began
         self.report.begin(self.step, self.saving.exhausted, self.loss.class_weights, startup)
-        meter, batches = self.report.meter, self.batches()
+        meter = self.report.meter
+        batches = self.batches()
         with no_garbage_collection(), trace(self.config, self.world) as traced:
             self.saving.restart_clock()
             meter.begin(self.step, self.progress.began)
@@ -243,7 +257,9 @@ class Trainer:
             if self.step % self.sampler.steps:
                 self._evaluate(self.step // self.sampler.steps)
         every = self.config.checkpoint_steps
-        if save or over or (every and self.step % every == 0):
+        due = bool(every) and self.step % every == 0
+        requested = save or over
+        if requested or due:
             self._save()
         return False
 
@@ -253,7 +269,9 @@ class Trainer:
 
     def batches(self) -> Iterator[DeviceBatch]:
         """Load this rank's micro-batches from the next step to the end of the run."""
-        config, sampler, first = self.config, self.sampler, self.step
+        config = self.config
+        sampler = self.sampler
+        first = self.step
         if config.decode != "auto" or self.split.cache:
             return self._batches(config.decode, first)
         ready = -(-(config.workers * self.split.prefetch + 2) // sampler.mine)
@@ -320,24 +338,29 @@ class Trainer:
         """Return the unreadable files that any rank met, below the dataset; a collective call."""
         if self.config.on_bad_image == "fail":
             return []
-        pairs = ((self.split, self.skipped), (self.validation.split, self.validation.skipped))
-        mine = {split.index.paths[at] for split, positions in pairs for at in positions}
+        validation = self.validation
+        mine = {self.split.index.paths[position] for position in self.skipped}
+        mine |= {validation.split.index.paths[position] for position in validation.skipped}
         files = set[str]().union(*self.world.gather(mine))
         return sorted(path.removeprefix(f"{Path(self.config.data)}/") for path in files)
 
     def _end_epoch(self, epoch: int) -> None:
-        last, better = self.step == self.last_step, False
+        last = self.step == self.last_step
+        better = False
         if last or epoch % self.config.eval_epochs == 0:
             self.divergence.check(self.sampler.steps)
             better = self._evaluate(epoch)
         every = self.config.checkpoint_epochs
-        due = last or (every and epoch % every == 0) or (better and self.config.keep_best)
+        is_epoch = bool(every) and epoch % every == 0
+        is_best = better and self.config.keep_best
+        due = last or is_epoch or is_best
         if due or self.saving.exhausted:
             self._save()
         self.report.meter.restart(self.step)
 
     def _evaluate(self, epoch: int) -> bool:
-        began, self.progress.phase = time.monotonic(), "evaluate"
+        began = time.monotonic()
+        self.progress.phase = "evaluate"
         enter = self.report.meter.timeline.enter
         enter("evaluation")
         figures = self.validation.measure(self.learner)

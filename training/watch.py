@@ -56,16 +56,20 @@ class Heartbeat:
     """Calls `on_stale` once when a file is missing or unchanged for `seconds` by our clock."""
 
     def __init__(self, path: Path, seconds: float, on_stale: Callable[[], None]) -> None:
-        self._path, self._seconds, self._on_stale = path, seconds, on_stale
+        self._path = path
+        self._seconds = seconds
+        self._on_stale = on_stale
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        seen, since = self._stamp(), time.monotonic()
+        seen = self._stamp()
+        since = time.monotonic()
         while time.monotonic() - since < self._seconds:
             time.sleep(min(1.0, self._seconds / 4))
             stamp = self._stamp()
             if stamp != seen:
-                seen, since = stamp, time.monotonic()
+                seen = stamp
+                since = time.monotonic()
         self._on_stale()
 
     def _stamp(self) -> tuple[int, int]:
@@ -85,8 +89,10 @@ class Progress:
         self.began = time.perf_counter()
         self.step = 0
         self.phase: Stage = "start"
-        self._path, self._rank = folder / f"{rank}.json", rank
-        self._last, self._step_seconds = (time.monotonic(), 0), 0.0
+        self._path = folder / f"{rank}.json"
+        self._rank = rank
+        self._last = (time.monotonic(), 0)
+        self._step_seconds = 0.0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._write, name="progress", daemon=True)
 
@@ -111,7 +117,9 @@ class Progress:
             self._done.wait(self.INTERVAL_SECONDS)
 
     def _now(self) -> dict[str, object]:
-        (since, before), step, now = self._last, self.step, time.monotonic()
+        since, before = self._last
+        step = self.step  # the loop may change it meanwhile
+        now = time.monotonic()
         if step > before:
             self._step_seconds = (now - since) / (step - before)
             self._last = now, step

@@ -24,8 +24,8 @@ from kfp_ddp.storage.http.origin import Origin, Request, target_of
 from kfp_ddp.storage.kinds import check_no_login, open_store
 from kfp_ddp.storage.source import Retry, Transient, is_temporary
 from kfp_ddp.training.spec import timm_networks
-from kfp_ddp.training.spec.config import MODELS, RANDOM
 from kfp_ddp.training.spec.manifest import MANIFEST, STATE
+from kfp_ddp.training.spec.network_settings import MODELS, RANDOM
 from kfp_ddp.training.spec.torchvision_weights import (
     DEFAULT,
     PREFIX,

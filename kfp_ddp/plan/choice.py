@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from kfp_ddp.core import machine as limits
 from kfp_ddp.core.text import plural
 from kfp_ddp.plan.form import SUBJECTS
-from kfp_ddp.training.spec.config import SMALL_RESNETS
+from kfp_ddp.training.spec.network_settings import SMALL_RESNETS
 
 MINUTES = 15.0
 """Target duration of a training on this machine."""

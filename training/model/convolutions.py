@@ -32,15 +32,20 @@ class Conv2d(nn.Conv2d):
     """A convolution that is a matrix product for 1 x 1 kernels and small outputs."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
-        images, size, stride, padding = input, self.kernel_size, self.stride, self.padding
+        images = input
+        size = self.kernel_size
+        stride = self.stride
+        padding = self.padding
         assert not isinstance(padding, str)
         width = (images.shape[-1] + 2 * padding[1] - size[1]) // stride[1] + 1
         pointwise = size == (1, 1) and padding == (0, 0)
-        if images.ndim != 4 or not (pointwise or 0 < width <= SHORT):
+        is_faster = pointwise or 0 < width <= SHORT
+        if images.ndim != 4 or not is_faster:
             return super()._conv_forward(images, weight, bias)  # type: ignore[no-any-return]
         if torch.is_autocast_enabled("cpu"):
             kind = torch.get_autocast_dtype("cpu")
-            images, weight = images.to(kind), weight.to(kind)
+            images = images.to(kind)
+            weight = weight.to(kind)
             bias = None if bias is None else bias.to(kind)
         out: Tensor = _Product.apply(images, weight, bias, stride, padding)
         return out
@@ -52,7 +57,8 @@ class _Product(torch.autograd.Function):
         ctx: Any, images: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair
     ) -> Tensor:
         ctx.save_for_backward(images, weight)
-        ctx.stride, ctx.padding = stride, padding
+        ctx.stride = stride
+        ctx.padding = padding
         patches = _patches(images, weight, stride, padding)
         return F.linear(patches, _rows(weight), bias).permute(0, 3, 1, 2)
 
@@ -79,7 +85,8 @@ class _Product(torch.autograd.Function):
 
 def _patches(images: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
     """Return the input of each output pixel: [N, H, W, kernel height x width x channels]."""
-    (high, wide), (down, across) = weight.shape[2:], stride
+    high, wide = weight.shape[2:]
+    down, across = stride
     pixels = images.permute(0, 2, 3, 1)
     if high == wide == 1 and padding == (0, 0):
         return pixels[:, ::down, ::across]
@@ -97,10 +104,15 @@ def _rows(weight: Tensor) -> Tensor:
 def _grad_of_images(
     grad: Tensor, images: Tensor, weight: Tensor, stride: Pair, padding: Pair
 ) -> Tensor:
-    (high, wide), (down, across), (top, left) = weight.shape[2:], stride, padding
-    (count, _, height, width), (rows, columns) = images.shape, grad.shape[2:]
+    high, wide = weight.shape[2:]
+    down, across = stride
+    top, left = padding
+    count, _, height, width = images.shape
+    rows, columns = grad.shape[2:]
     if columns > SHORTER and (high, wide) != (1, 1):
-        dilation, transposed, wanted = (1, 1), False, (True, False, False)
+        dilation = (1, 1)
+        transposed = False
+        wanted = (True, False, False)
         result: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
             grad, images, weight, None, stride, padding, dilation, transposed, (0, 0), 1, wanted
         )

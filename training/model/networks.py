@@ -17,7 +17,8 @@ from kfp_ddp.core.machine import require
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.model import own_model
 from kfp_ddp.training.spec import timm_networks
-from kfp_ddp.training.spec.config import MODELS, SMALL_RESNETS, TrainConfig, near
+from kfp_ddp.training.spec.config import TrainConfig
+from kfp_ddp.training.spec.network_settings import MODELS, SMALL_RESNETS, near
 
 MEAN, STD, _ = timm_networks.Preprocessing()
 ADVICE = "use the checkpoint as its training saved it"
@@ -251,8 +252,10 @@ def affine(mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> tuple[Te
 
 def not_finite(state: Mapping[str, Tensor]) -> str:
     """Return the name of the first tensor with NaN or infinite values; '' without one."""
-    bad = (k for k, v in state.items() if v.is_floating_point() and not bool(v.isfinite().all()))
-    return next(bad, "")
+    for name, value in state.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            return name
+    return ""
 
 
 def fit(

@@ -62,8 +62,11 @@ class OwnModel:
     def compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Compute the loss of a micro-batch by the file's function; raise InputError."""
         loss: object = self._call("loss", self.loss, logits, targets)
-        if not isinstance(loss, Tensor) or loss.shape != () or not loss.requires_grad:
-            raise self._type_error("loss", loss, "one number that depends on the logits")
+        expected = "one number that depends on the logits"
+        if not isinstance(loss, Tensor):
+            raise self._type_error("loss", loss, expected)
+        if loss.shape != () or not loss.requires_grad:
+            raise self._type_error("loss", loss, expected)
         return loss
 
     def _call(self, name: str, function: Any, *arguments: object) -> object:
@@ -105,7 +108,8 @@ def load(model: str, code: str) -> OwnModel:
         value = getattr(module, name, None)
         if isinstance(value, types.ModuleType):  # as after `from torchvision import transforms`
             value = None
-        if not (callable(value) or (value is None and name != function)):
+        is_absent = value is None and name != function
+        if not callable(value) and not is_absent:
             raise InputError(f"{name} in the model's file {file} is not a function: rename it")
         functions[name] = value
     rest = (functions[name] for name in ("optimizer", "loss", "transforms"))
@@ -129,7 +133,8 @@ def network(model: str, code: str, num_classes: int) -> nn.Module:
 
 def describe_error(file: str, error: BaseException) -> str:
     """Describe an error and its line in the file, for the end of an error message."""
-    where, trace = "", error.__traceback__
+    where = ""
+    trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename.startswith(f"<{file.partition(':')[0]} "):
             where = f" in line {trace.tb_lineno}"

@@ -33,7 +33,8 @@ class Timeline:
         """Enter a phase; this ends the previous phase."""
         now = perf_counter()
         self._seconds[self._phase] += now - self._since
-        self._phase, self._since = phase, now
+        self._phase = phase
+        self._since = now
 
     def read(self) -> dict[Phase, float]:
         """Return the seconds in each phase so far."""
@@ -90,7 +91,8 @@ class Meter:
     """Measures from one report to the next; evaluations are left out."""
 
     def __init__(self, config: TrainConfig, world: World, num_classes: int) -> None:
-        self.config, self.world = config, world
+        self.config = config
+        self.world = world
         name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else ""
         self.device = name or "CPU"
         """Name of the first rank's device."""
@@ -107,12 +109,14 @@ class Meter:
 
     def restart(self, step: int) -> None:
         """Start to measure at `step`."""
-        self._began, self._step = time.monotonic(), step
+        self._began = time.monotonic()
+        self._step = step
         self._before = self.timeline.read()
 
     def report(self, step: int) -> dict[str, float]:
         """Return the figures since the last report, by name; start the next one."""
-        seconds, steps = time.monotonic() - self._began, max(1, step - self._step)
+        seconds = time.monotonic() - self._began
+        steps = max(1, step - self._step)
         rate = (step - self._step) * self.config.batch_size / seconds
         before = self._before
         self.restart(step)

@@ -44,8 +44,10 @@ class Report:
         steps_per_epoch: int,
         steps_total: int,
     ) -> None:
-        self.config, self.world = config, world
-        self.steps_per_epoch, self.steps_total = steps_per_epoch, steps_total
+        self.config = config
+        self.world = world
+        self.steps_per_epoch = steps_per_epoch
+        self.steps_total = steps_total
         path = RunFolder(config.output_dir).metrics
         self.metrics = Metrics(path, sinks(config)) if world.first else Metrics(None)
         self.meter = Meter(config, world, num_classes)
@@ -153,17 +155,20 @@ class Report:
         if gathered is None:
             return {}
         rows, nodes = zip(*gathered, strict=True)
-        spent, steps = TimeSpent(rows), step - self.first_step + 1
+        spent = TimeSpent(rows)
+        steps = step - self.first_step + 1
         fields: dict[str, Any] = {"seconds": spent.total}
         fields |= {f"{phase}_seconds": took for phase, took in spent.mean.items()}
         hints: list[str] = []
         line = spent.line()
         if steps > 0:
-            cpus, room = machine.cpus() / self.world.local_size, room_for_a_cache(self.config)
+            cpus = machine.cpus() / self.world.local_size
+            room = room_for_a_cache(self.config)
             hints = advice(spent, self.config, Environment(nodes, cpus, decoded, room))
             if self.meter.flops:
                 used = self.meter.mfu(steps * self.config.batch_size / spent.stepping)
-                fields["mfu"], line = used, f"{line}; MFU {used * 100:.1f} %"
+                fields["mfu"] = used
+                line = f"{line}; MFU {used * 100:.1f} %"
         print("\n".join([line, *hints]), flush=True)
         by_rank = {phase: [round(value, 3) for value in spent.by_rank(phase)] for phase in PHASES}
         self.metrics.write("ranks", step=step, nodes=nodes, seconds=by_rank)

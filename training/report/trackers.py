@@ -44,17 +44,23 @@ class BackgroundSink:
     """Sends metrics.jsonl from a thread; the next process sends what was not sent."""
 
     PAUSE_SECONDS = 30.0
-    LAST_SECONDS, LAST_OF_STOPPED_SECONDS = 60.0, 5.0
-    """Limits of the last wait, after the last epoch and if the training was stopped."""
+    LAST_SECONDS = 60.0
+    """Limit of the wait after the last epoch."""
+    LAST_OF_STOPPED_SECONDS = 5.0
+    """Limit of the wait if the training was stopped."""
 
     def __init__(
         self, title: str, metrics: Path, record: Path, connect: Callable[[], Tracker], every: float
     ) -> None:
         """Start to connect; `every`: least seconds between requests."""
-        self._title, self._connect, self._every = title, connect, every
-        self._metrics, self._record = metrics, record
+        self._title = title
+        self._connect = connect
+        self._every = every
+        self._metrics = metrics
+        self._record = record
         self._tracker: Tracker | None = None
-        self._changed, self._over = threading.Event(), threading.Event()
+        self._changed = threading.Event()
+        self._over = threading.Event()
         self._warned = False
         self._thread = threading.Thread(target=self._work, name=title, daemon=True)
         self._thread.start()
@@ -129,8 +135,10 @@ def require(package: str, setting: str) -> None:
 
 # MLflow's own are 7 tries of 2 minutes each.
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-_METRICS, _PARAMS, _LONGEST = 1000, 100, 6000
-"""MLflow's limits of a request, and of the length of a parameter."""
+# MLflow's limits of a request, and of the length of a parameter.
+_METRICS = 1000
+_PARAMS = 100
+_LONGEST = 6000
 _RUN_ID = "kfp_ddp.run_id"
 _ENDS = {"done": "FINISHED", "preempted": "KILLED"}
 
@@ -239,7 +247,9 @@ def _numbers(fields: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _figures(fields: Mapping[str, Any]) -> dict[str, float]:
-    return {k: v for k, v in _numbers(fields).items() if math.isfinite(v) and k != "step"}
+    numbers = _numbers(fields)
+    numbers.pop("step", None)
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def sinks(config: TrainConfig) -> list[Sink]:
@@ -324,7 +334,8 @@ class TrainJobStatus:
             self._values.update({f"{name}_{k}": v for k, v in _numbers(fields).items()})
         token = Path(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read_text().strip()
         certificate = os.environ.get("KUBEFLOW_TRAINER_SERVER_CA_CERT")
-        url, body = os.environ["KUBEFLOW_TRAINER_SERVER_URL"], self.body(time.monotonic())
+        url = os.environ["KUBEFLOW_TRAINER_SERVER_URL"]
+        body = self.body(time.monotonic())
         post(url, body, {"Authorization": f"Bearer {token}"}, 5, certificate)
 
     def body(self, now: float) -> bytes:

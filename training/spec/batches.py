@@ -19,10 +19,8 @@ def divide(
     if images < batch:
         raise InputError(f"batch_size={batch} but only {images} training images; lower batch_size")
     micro = max(0, config.micro_batch_size)
-    if not micro and before and batch == before["batch_size"]:
-        earlier = int(before["micro_batch_size"])
-        if batch // earlier >= ranks:
-            micro = earlier
+    if not micro:
+        micro = _earlier_micro_batch(batch, ranks, before)
     check_divides(batch, micro, ranks)
     return batch, micro or batch // ranks
 
@@ -37,8 +35,19 @@ def _global_batch(
         return int(before["batch_size"])
     if config.batch_size_per_rank:
         return config.batch_size_per_rank * ranks
+    # The default is lowered to a multiple that all ranks and micro-batches share.
     unit = ranks * max(1, config.micro_batch_size)
-    return max(unit, min(config.batch_size, images) // unit * unit)
+    units = min(config.batch_size, images) // unit
+    return max(1, units) * unit
+
+
+def _earlier_micro_batch(batch: int, ranks: int, before: Mapping[str, Any] | None) -> int:
+    """Return the micro-batch of the earlier run if it divides the same batch; 0 if none does."""
+    if not before or batch != before["batch_size"]:
+        return 0
+    earlier = int(before["micro_batch_size"])
+    # More ranks than micro-batches: each rank needs at least one.
+    return earlier if batch // earlier >= ranks else 0
 
 
 def check_single(config: TrainConfig, ranks: int) -> None:

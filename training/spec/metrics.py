@@ -30,7 +30,7 @@ class Metrics:
             self._file.truncate(end)  # without an incomplete line of a killed process
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append an event with its time; NaN and infinity become null. Raises StorageError."""
+        """Append an event with its time; NaN and infinity become null. Raise StorageError."""
         if self._file is None:
             return
         line = {"event": event, "time": time.time(), **fields}

@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import rename
-from kfp_ddp.training.spec.config import RANDOM, TrainConfig
+from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.spec.flags import read_flags
+from kfp_ddp.training.spec.network_settings import RANDOM
 
 RecipeName = Literal["auto", "none", "digits", "cifar", "imagenet-90", "imagenet-fast", "finetune"]
 Recipe = dict[str, Any]
@@ -33,25 +34,35 @@ def configured(name: str, fields: Mapping[str, Any]) -> TrainConfig:
 
     With initial weights the recipes auto and none become finetune, which starts from torchvision's
     unless others are given. The recipe's warm-up is dropped if it is not shorter than the epochs,
-    and its rates if the optimizer differs. Raises InputError for an unknown recipe, an invalid
+    and its rates if the optimizer differs. Raise InputError for an unknown recipe, an invalid
     field, or finetune without weights.
     """
     if name not in RECIPES:
         raise InputError(f"the recipe {name!r} does not exist: use one of {', '.join(RECIPES)}")
     fields = rename(fields, TrainConfig)
-    pretrained = TrainConfig.checked("pretrained", fields.get("pretrained", "auto"))
-    if name == "finetune" and pretrained == "auto":
-        fields["pretrained"] = "true"
-    elif name == "finetune" and pretrained in RANDOM:
-        raise InputError("the recipe finetune needs initial weights: set pretrained to true")
-    if name in ("auto", "none") and pretrained not in RANDOM:
-        name = "finetune"
-    recipe, epochs = dict(RECIPES[name]), fields.get("epochs")
+    name = _adapted_to_weights(name, fields)
+    recipe = dict(RECIPES[name])
+    # Rates of one optimizer do not suit another.
     if fields.get("optimizer", "sgd") != recipe.get("optimizer", "sgd"):
         recipe = {key: value for key, value in recipe.items() if key not in OPTIMIZER_FIELDS}
+    epochs = fields.get("epochs")
     if epochs and TrainConfig.checked("epochs", epochs) <= recipe.get("warmup_epochs", 0):
         recipe.pop("warmup_epochs", None)
     return TrainConfig.create(**{**recipe, **fields})
+
+
+def _adapted_to_weights(name: str, fields: dict[str, Any]) -> str:
+    """Return the recipe for the initial weights of `fields`, where finetune sets its own."""
+    pretrained = TrainConfig.checked("pretrained", fields.get("pretrained", "auto"))
+    if name == "finetune":
+        if pretrained == "auto":
+            fields["pretrained"] = "true"
+        elif pretrained in RANDOM:
+            raise InputError("the recipe finetune needs initial weights: set pretrained to true")
+        return name
+    if name in ("auto", "none") and pretrained not in RANDOM:
+        return "finetune"
+    return name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,17 +75,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         fields = read_flags(flags, prog=f"recipes {name}", defaults=RECIPES[name])
         words = configured(name, fields).to_argv()
-        for word in words:
-            if shlex.quote(word) != word:  # $(...) would keep the quotes
-                raise InputError(
-                    f"{word!r} does not pass through a shell's $(...) unchanged: "
-                    "use names without spaces and special characters"
-                )
+        _check_words(words)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(" ".join(words))
     return 0
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Raise InputError for a word that a shell's $(...) changes: it would keep the quotes."""
+    for word in words:
+        if shlex.quote(word) != word:
+            raise InputError(
+                f"{word!r} does not pass through a shell's $(...) unchanged: "
+                "use names without spaces and special characters"
+            )
 
 
 if __name__ == "__main__":

@@ -102,13 +102,18 @@ class TimeSpent:
     def line(self) -> str:
         """Format the shares of the phases, the largest first."""
         ranks = f" on {len(self.rows)} ranks" if len(self.rows) > 1 else ""
-        shares = sorted(((self.share(s), p) for p, s in self.mean.items()), reverse=True)
-        text = ", ".join(f"{phase} {percent(share)}" for share, phase in shares if share >= _LEAST)
+        shares = [(self.share(seconds), phase) for phase, seconds in self.mean.items()]
+        printed = [(share, phase) for share, phase in shares if share >= _LEAST]
+        printed.sort(reverse=True)
+        text = ", ".join(f"{phase} {percent(share)}" for share, phase in printed)
         return f"the time went: {self.total:,.0f} s{ranks}: {text}"
 
 
-WAITS, SAVES, EVALUATES, STARTS = 0.05, 0.05, 0.2, 0.2
-"""Shares of the time from which advice is given."""
+# Shares of the time from which advice is given.
+WAITS = 0.05
+SAVES = 0.05
+EVALUATES = 0.2
+STARTS = 0.2
 NETWORK = 0.1
 LONG = 60.0
 """Seconds; a shorter run is mostly start-up."""
@@ -146,17 +151,23 @@ def advice(spent: TimeSpent, config: TrainConfig, environment: Environment) -> l
         "(all_reduce_perf of nccl-tests measures it)",
     )
     if spent.total > LONG:
-        intervals = ("checkpoint_steps", "checkpoint_epochs", "checkpoint_minutes")
-        set_ones = ((name, every) for name in intervals if (every := getattr(config, name)))
-        less = next((f"{name}={2 * n:g} halves it" for name, n in set_ones), "a faster volume")
+        less = _fewer_checkpoints(config)
         add(spent.mean["checkpoint"], SAVES, f"went into checkpoints: {less}")
-        every = config.eval_epochs
-        less = f"eval_epochs={2 * every} halves it"
+        less = f"eval_epochs={2 * config.eval_epochs} halves it"
         add(spent.mean["evaluation"], EVALUATES, f"went into evaluations: {less}")
         less = f"verify_images={config.verify_images} -> 0, or " if config.verify_images else ""
         start = f"was the start, before the first step: {less}a longer run"
         add(spent.mean["start"], STARTS, start)
     return [line for _, line in sorted(lines, key=lambda item: -item[0])]
+
+
+def _fewer_checkpoints(config: TrainConfig) -> str:
+    """Advise twice the interval that causes most checkpoints, if one is set."""
+    for name in ("checkpoint_steps", "checkpoint_epochs", "checkpoint_minutes"):
+        every = getattr(config, name)
+        if every:
+            return f"{name}={2 * every:g} halves it"
+    return "a faster volume"
 
 
 def _against_waiting(config: TrainConfig, environment: Environment) -> str:
@@ -209,7 +220,10 @@ def cost_of(events: Iterable[Mapping[str, Any]], settings: Mapping[str, Any]) ->
 
     A rank has one GPU. An attempt lasts from the start of its processes to its last event.
     """
-    seconds, ranks, previous, on_gpus = 0.0, 0.0, 0.0, True
+    seconds = 0.0
+    ranks = 0.0
+    previous = 0.0
+    on_gpus = True
     for event in events:
         if not (now := _number(event.get("time"))):
             continue
@@ -235,10 +249,16 @@ def price_on(nodes: Sequence[Mapping[str, str]], prices: Mapping[str, float]) ->
 
     A key of the table is an instance type, or a label as NAME=VALUE.
     """
-    by_label = {name if "=" in name else f"{INSTANCE_TYPE}={name}": p for name, p in prices.items()}
+    by_label = {}
+    for key, price in prices.items():
+        label = key if "=" in key else f"{INSTANCE_TYPE}={key}"
+        by_label[label] = price
     labels = {f"{name}={value}" for node in nodes for name, value in node.items()}
-    return max((by_label[one] for one in labels & by_label.keys()), default=0.0)
+    return max((by_label[label] for label in labels & by_label.keys()), default=0.0)
 
 
 def _number(value: object) -> float:
-    return value if isinstance(value, int | float) and math.isfinite(value) and value > 0 else 0.0
+    """Return a positive, finite number; 0 for anything else, as in a damaged file."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return 0.0
+    return max(0.0, value)

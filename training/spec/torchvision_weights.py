@@ -9,7 +9,8 @@ from kfp_ddp.core.files import sha256
 from kfp_ddp.training.spec import timm_networks
 
 TABLE = Path(__file__).resolve().with_suffix(".txt")
-PREFIX, DEFAULT = "torchvision:", "DEFAULT"
+PREFIX = "torchvision:"
+DEFAULT = "DEFAULT"
 TORCHVISION: dict[str, dict[str, str]] = {}
 """Files by name of the weights, for each network; the first one is also named DEFAULT."""
 for _line in TABLE.read_text(encoding="utf-8").splitlines():

@@ -120,7 +120,8 @@ def verify(path: Path) -> Checkpoint:
     """Check size and sha256 of a step directory's state; raise InputError or UnreadableError."""
 
     def check() -> Checkpoint:
-        manifest, state = read_manifest(path), path / STATE
+        manifest = read_manifest(path)
+        state = path / STATE
         about = state.stat()
         if not stat.S_ISREG(about.st_mode):
             raise ValueError(f"{STATE} is not a file")
@@ -168,7 +169,8 @@ def _read(path: Path, what: Callable[[], T]) -> T:
 def load_model(path: Path | str) -> tuple[nn.Module, ModelInfo]:
     """Load a model: float32, CPU, eval mode, with averaged weights if saved; raise as `verify`."""
     checkpoint = verify(Path(path))
-    manifest, state = checkpoint.fields, checkpoint.state()
+    manifest = checkpoint.fields
+    state = checkpoint.state()
     try:
         info = ModelInfo(
             model=str(manifest["model"]),
@@ -192,7 +194,8 @@ class Writer:
     """Saves in the background; the next `save` or `wait` raises the error of a save."""
 
     def __init__(self, directory: Path, keep: int) -> None:
-        self.directory, self.keep = directory, keep
+        self.directory = directory
+        self.keep = keep
         self._buffers: dict[str, Tensor] = {}
         self._later: list[tuple[Tensor, Tensor]] = []
         self.copied = threading.Event()
@@ -252,7 +255,8 @@ class Writer:
             self._thread.join()
             self._thread = None
         if self._error is not None:
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             if isinstance(error, KfpDdpError):
                 raise error
             try:
@@ -268,10 +272,7 @@ class Writer:
     def _snapshot(self, value: Any, name: str, soon: Collection[int] | None) -> Any:
         """Copy into reused buffers; what is not in `soon` later on a CPU, and on a GPU beside."""
         if isinstance(value, Tensor):
-            buffer = self._buffers.get(name)
-            if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-                buffer = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
-                self._buffers[name] = buffer
+            buffer = self._buffer(name, value)
             waits = soon is not None and value.data_ptr() not in soon
             if waits and value.device.type == "cpu":
                 self._later.append((buffer, value.detach()))
@@ -284,6 +285,15 @@ class Writer:
         if isinstance(value, list | tuple):
             return [self._snapshot(item, f"{name}/{i}", soon) for i, item in enumerate(value)]
         return value
+
+    def _buffer(self, name: str, value: Tensor) -> Tensor:
+        """Return the buffer of the last save if it fits: to allocate takes longer than to copy."""
+        buffer = self._buffers.get(name)
+        if buffer is not None and (buffer.shape, buffer.dtype) == (value.shape, value.dtype):
+            return buffer
+        buffer = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+        self._buffers[name] = buffer
+        return buffer
 
     def _write(
         self, step: int, state: dict[str, Any], manifest: dict[str, Any], keep_also: Collection[int]
@@ -300,14 +310,18 @@ class Writer:
                         "from the checkpoint before"
                     )
             write(self.directory, step, state, manifest)
-            older = steps(self.directory)[self.keep :]
-            for old in (path for path in older if step_of(path) not in keep_also):
-                try:
-                    shutil.rmtree(old)
-                except OSError as error:  # a reader has it open: the next save tries again
-                    print(f"warning: {old} cannot be deleted ({error.strerror})", flush=True)
+            self._delete_older(keep_also)
         except Exception as error:  # noqa: BLE001  raised again by wait()
             self._error = error
+
+    def _delete_older(self, keep_also: Collection[int]) -> None:
+        for path in steps(self.directory)[self.keep :]:
+            if step_of(path) in keep_also:
+                continue
+            try:
+                shutil.rmtree(path)
+            except OSError as error:  # a reader has it open: the next save tries again
+                print(f"warning: {path} cannot be deleted ({error.strerror})", flush=True)
 
     def _fill_later(self) -> None:
         try:

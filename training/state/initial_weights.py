@@ -15,8 +15,9 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import sha256
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training.model.networks import adapted, build, head_of, not_finite
-from kfp_ddp.training.spec.config import MODELS, TrainConfig, is_network
+from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.spec.manifest import MANIFEST, STATE
+from kfp_ddp.training.spec.network_settings import MODELS, is_network
 from kfp_ddp.training.spec.torchvision_weights import (
     DEFAULT,
     PREFIX,
@@ -35,11 +36,16 @@ _ADDED = re.compile(
     r"(?:(?<=\.)|^)(?:module|_orig_mod)\.|(denselayer\d+\.(?:norm|relu|conv))\.(?=[12]\.)"
 )
 _AVERAGED = re.compile(r"(?:^|[._])(?:ema|swa|averaged?)(?=[._]|$)")
-_DEEPEST, _MOST = 8, 10_000_000
-"""Limits of the nesting and of the values in a file that are searched for weights."""
+_DEEPEST = 8
+"""Limit of the nesting in a file that is searched for weights."""
+_MOST = 10_000_000
+"""Limit of the values in such a file."""
 _COUNTER = ".num_batches_tracked"
 # Auxiliary classifiers of GoogLeNet and Inception, which only training uses; averages' counter.
 _SURPLUS = ("aux1.", "aux2.", "AuxLogits.", "n_averaged")
+
+Place = tuple[tuple[str, ...], str]
+"""A mapping in a file, and the prefix of its names."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +65,9 @@ def read(path: Path) -> Weights:
             _check_bundle(path)
             return _safetensors(path / BUNDLED)
         if (path / MANIFEST).exists():
-            valid = checkpoint.verify(path)
-            mappings, fields = _saved_by_torch(path / STATE).mappings, valid.fields
-            classes, blur_pool = fields["classes"], fields["config"].get("blur_pool")
-            return Weights(mappings, str(fields["model"]), bool(blur_pool), tuple(classes))
+            return _of_checkpoint(path)
         if path.is_file():
-            with path.open("rb") as file:  # the length of a header in JSON, and the header
-                is_safetensors = file.read(9)[8:] == b"{"
-            return _safetensors(path) if is_safetensors else _saved_by_torch(path)
+            return _safetensors(path) if _is_safetensors(path) else _saved_by_torch(path)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; correct pretrained") from None
     except (LookupError, TypeError, AttributeError) as error:
@@ -78,11 +79,28 @@ def read(path: Path) -> Weights:
     )
 
 
+def _of_checkpoint(path: Path) -> Weights:
+    fields = checkpoint.verify(path).fields
+    return Weights(
+        _saved_by_torch(path / STATE).mappings,
+        model=str(fields["model"]),
+        blur_pool=bool(fields["config"].get("blur_pool")),
+        classes=tuple(fields["classes"]),
+    )
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Return whether the file begins with the length of a header, and a header in JSON."""
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"
+
+
 def read_torchvision(name: str, model: str) -> Weights:
     """Read weights of torchvision or timm from torch's cache on this machine; raise InputError."""
     file = file_of(name, model)
-    path, url = cached(file), address_of(file)
+    path = cached(file)
     if not is_intact(path):
+        url = address_of(file)
         raise InputError(
             f"the {name} weights of {model} are not at {path}, or do not match the digest in the "
             f"name, and ranks download nothing: put {url} there, or give pretrained that address"
@@ -123,17 +141,20 @@ def _saved_by_torch(path: Path) -> Weights:
     mappings: dict[tuple[str, ...], dict[str, Tensor]] = {}
     places: list[tuple[tuple[str, ...], Any]] = [((), load(path, foreign=True))]
     values = 0
-    for place, value in places:
+    for place, value in places:  # the list grows by what is nested in its values
         items = list(value.items() if isinstance(value, Mapping) else enumerate(value))
         values += len(items)
-        named = {n: one for n, one in items if isinstance(one, Tensor) and isinstance(n, str)}
-        if named:
-            mappings[place] = named
         if values > _MOST:
             raise no_weights(path, f"it contains more than {_MOST:,} values")
-        if len(place) < _DEEPEST:
-            inner = ((n, one) for n, one in items if isinstance(one, Mapping | list | tuple))
-            places += [((*place, str(n)), one) for n, one in inner]
+        named: dict[str, Tensor] = {}
+        for key, item in items:
+            if isinstance(item, Tensor):
+                if isinstance(key, str):
+                    named[key] = item
+            elif isinstance(item, Mapping | list | tuple) and len(place) < _DEEPEST:
+                places.append(((*place, str(key)), item))
+        if named:
+            mappings[place] = named
     if not mappings:
         raise no_weights(path, "it contains no tensors")
     return Weights(mappings)
@@ -145,39 +166,68 @@ def initialise(
     """Load `pretrained`, its classifier only for the same classes; not if the run resumes."""
     if config.resume != "never" and checkpoint.steps(RunFolder(config.output_dir).checkpoints):
         return
+    weights = _weights_for(config)
+    _check_model(weights, config)
+    own = network.state_dict()
+    head = f"{head_of(network)}."
+    tensors, places = named_alike(weights, own, head, config.model, config.image_size)
+    tensors = adapted(network, config.model, tensors)
+    if not _is_for_classes(weights, tensors.get(f"{head}weight"), classes):
+        tensors = _without(head, tensors)
+        if log:
+            print(f"pretrained: a new classifier for {len(classes)} classes", flush=True)
+    if problem := _misfit(tensors, own, head, places):
+        raise InputError(
+            f"pretrained={config.pretrained} does not fit {config.model}: {problem}; set model to "
+            "the network of these weights, or use other weights"
+        )
+    _check_values(tensors, config.pretrained)
+    network.load_state_dict(tensors, strict=False)
+
+
+def _weights_for(config: TrainConfig) -> Weights:
     source = config.pretrained
-    if source == "true" or source.startswith(PREFIX):
-        name = DEFAULT if source == "true" else source.removeprefix(PREFIX)
-        weights = read_torchvision(name, config.model)
-    elif "://" in source:
+    if source == "true":
+        return read_torchvision(DEFAULT, config.model)
+    if source.startswith(PREFIX):
+        return read_torchvision(source.removeprefix(PREFIX), config.model)
+    if "://" in source:
         raise InputError(
             f"pretrained={source} is a URI, which only the train step downloads: use a file"
         )
-    else:
-        weights = read(Path(source))
-    by_name = weights.model and not config.model_code and ".py:" not in weights.model
-    if by_name and (weights.model, weights.blur_pool) != (config.model, config.blur_pool):
+    return read(Path(source))
+
+
+def _check_model(weights: Weights, config: TrainConfig) -> None:
+    """Raise InputError for weights of another network, if both are known by their names."""
+    own_code = config.model_code or ".py:" in weights.model
+    if not weights.model or own_code:
+        return
+    if (weights.model, weights.blur_pool) != (config.model, config.blur_pool):
         raise InputError(
-            f"pretrained={source} is a {weights.model}, not a {config.model} with the "
+            f"pretrained={config.pretrained} is a {weights.model}, not a {config.model} with the "
             "same blur_pool: set model and blur_pool as that run did"
         )
-    own, head = network.state_dict(), head_of(network)
-    tensors, places = named_alike(weights, own, f"{head}.", config.model, config.image_size)
-    tensors = adapted(network, config.model, tensors)
-    weight = tensors.get(f"{head}.weight")
-    same_number = weight is not None and len(weight) == len(classes)
-    if not (weights.classes == classes if weights.classes else same_number):
-        tensors = {n: value for n, value in tensors.items() if not n.startswith(f"{head}.")}
-        if log:
-            print(f"pretrained: a new classifier for {len(classes)} classes", flush=True)
-    if problem := _misfit(tensors, own, f"{head}.", places):
-        raise InputError(
-            f"pretrained={source} does not fit {config.model}: {problem}; set model to the network "
-            "of these weights, or use other weights"
-        )
+
+
+def _is_for_classes(weights: Weights, classifier: Tensor | None, classes: tuple[str, ...]) -> bool:
+    """Return whether the classes are the same, or their number if a file does not name them."""
+    if weights.classes:
+        return weights.classes == classes
+    return classifier is not None and len(classifier) == len(classes)
+
+
+def _without(head: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors below the classifier."""
+    return {name: value for name, value in tensors.items() if not name.startswith(head)}
+
+
+def _check_values(tensors: dict[str, Tensor], source: str) -> None:
+    """Raise InputError unless all tensors are dense, real and finite."""
     for name, value in tensors.items():
         dense = value.layout == torch.strided and value.device.type == "cpu"
-        if not dense or value.is_quantized or value.is_complex():
+        is_real = not value.is_quantized and not value.is_complex()
+        if not (dense and is_real):
             raise InputError(
                 f"pretrained={source} has no real, dense tensor on the CPU in {name}: save the "
                 "state_dict with such tensors"
@@ -187,7 +237,6 @@ def initialise(
             f"pretrained={source} has NaN or infinite values in {broken}: use weights of a run "
             "that did not diverge"
         )
-    network.load_state_dict(tensors, strict=False)
 
 
 def network_of(path: Path) -> str:
@@ -195,13 +244,13 @@ def network_of(path: Path) -> str:
     weights = read(path)
     if weights.model:
         return weights.model if is_network(weights.model) else ""
-    resnets = sorted((one for one in MODELS if "resne" in one), key=len)
+    resnets = sorted((model for model in MODELS if "resne" in model), key=len)
     for model in resnets:  # not on the meta device, which imports triton: that ends with warnings
         network = build(model, 1)
-        own, head = network.state_dict(), f"{head_of(network)}."
+        own = network.state_dict()
+        head = f"{head_of(network)}."
         tensors, places = named_alike(weights, own, head, model)
-        body = {name: value for name, value in tensors.items() if not name.startswith(head)}
-        if not _misfit(body, own, head, places):
+        if not _misfit(_without(head, tensors), own, head, places):
             return model
     return ""
 
@@ -209,33 +258,59 @@ def network_of(path: Path) -> str:
 def named_alike(
     weights: Weights, own: dict[str, Tensor], head: str, model: str, image_size: int = 224
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the tensors by the network's names, and the places that fit them equally well.
-
-    A place is a mapping and a prefix; of equal ones the only one of averaged weights is taken.
-    """
+    """Return the tensors by the network's names, and the places that fit them equally well."""
     names = {_plain(name): name for name in own}
+    best = _best_places(_scores(weights, names, own, head))
+    if not best:
+        best = [(next(iter(weights.mappings)), "")]
+    place, prefix = best[0]
+    fitting: dict[str, Tensor] = {}
+    for name, value in weights.mappings[place].items():
+        plain = _plain(name)
+        if not plain.startswith(prefix):
+            continue
+        inner = plain.removeprefix(prefix)
+        known = names.get(inner, inner)
+        if known in own or not known.startswith(_SURPLUS):
+            fitting[known] = value
+    if model.startswith("vit_"):
+        fitting = _resized_positions(fitting, model, image_size)
+    return fitting, [_path_of(place) or "the file" for place in best]
+
+
+def _scores(
+    weights: Weights, names: dict[str, str], own: dict[str, Tensor], head: str
+) -> Counter[Place]:
+    """Count the tensors of each place by their known names, and once more by equal shapes."""
     depths = {name.count(".") + 1 for name in names}
-    scores: Counter[tuple[tuple[str, ...], str]] = Counter()
-    for place, tensors in weights.mappings.items():
+    scores: Counter[Place] = Counter()
+    for mapping, tensors in weights.mappings.items():
         for name, value in tensors.items():
             parts = _plain(name).split(".")
             for depth in depths:
-                known = names.get(".".join(parts[-depth:]), "") if depth <= len(parts) else ""
-                if known and not known.endswith(_COUNTER):
-                    same = not known.startswith(head) and value.shape == own[known].shape
-                    scores[place, "".join(f"{p}." for p in parts[:-depth])] += 1 + same
+                if depth > len(parts):
+                    continue
+                known = names.get(".".join(parts[-depth:]), "")
+                if not known or known.endswith(_COUNTER):
+                    continue
+                prefix = "".join(f"{part}." for part in parts[:-depth])
+                # The classifier may have another number of classes: its shape says nothing.
+                same = not known.startswith(head) and value.shape == own[known].shape
+                scores[mapping, prefix] += 1 + int(same)
+    return scores
+
+
+def _best_places(scores: Counter[Place]) -> list[Place]:
+    """Return the places of the highest score; of several the only one of averaged weights."""
     highest = max(scores.values(), default=0)
-    best = [one for one, score in scores.items() if score == highest]
-    averaged = [one for one in best if _AVERAGED.search(".".join((*one[0], one[1])))]
-    best = averaged if len(averaged) == 1 else best or [(next(iter(weights.mappings)), "")]
-    place, prefix = best[0]
-    plain = ((_plain(name), value) for name, value in weights.mappings[place].items())
-    inner = ((n.removeprefix(prefix), value) for n, value in plain if n.startswith(prefix))
-    named = {names.get(name, name): value for name, value in inner}
-    fitting = {n: v for n, v in named.items() if n in own or not n.startswith(_SURPLUS)}
-    if model.startswith("vit_"):
-        fitting = _resized_positions(fitting, model, image_size)
-    return fitting, [".".join((*at, start)).strip(".") or "the file" for at, start in best]
+    best = [place for place, score in scores.items() if score == highest]
+    averaged = [place for place in best if _AVERAGED.search(_path_of(place))]
+    return averaged if len(averaged) == 1 else best
+
+
+def _path_of(place: Place) -> str:
+    mapping, prefix = place
+    return ".".join((*mapping, prefix)).strip(".")
 
 
 def _plain(name: str) -> str:
@@ -260,14 +335,15 @@ def _misfit(
     tensors: dict[str, Tensor], own: dict[str, Tensor], head: str, places: Sequence[str]
 ) -> str:
     """Describe the first tensors that do not fit; '' if all do, InputError if other places do."""
-    optional = {name for name in own if name.startswith(head) or name.endswith(_COUNTER)}
-    present = optional | tensors.keys()
-    shapes = [
-        f"{name} has the shape {list(tensors[name].shape)}, not {list(value.shape)}"
-        for name, value in own.items()
-        if name in tensors and tensors[name].shape != value.shape
-    ]
-    missing = [f"{name} is missing" for name in own if name not in present]
+    missing: list[str] = []
+    shapes: list[str] = []
+    for name, value in own.items():
+        if name not in tensors:
+            if not name.startswith(head) and not name.endswith(_COUNTER):
+                missing.append(f"{name} is missing")
+        elif tensors[name].shape != value.shape:
+            actual = list(tensors[name].shape)
+            shapes.append(f"{name} has the shape {actual}, not {list(value.shape)}")
     unknown = [f"{name} is unknown to it" for name in tensors if name not in own]
     kinds = [kind for kind in (missing, shapes, unknown) if kind]
     if not kinds and len(places) > 1:
@@ -275,6 +351,9 @@ def _misfit(
             f"pretrained has several state_dicts that fit, in {places[0]} and {places[1]}: save "
             "the one to start from as a file of its own"
         )
-    return ", ".join(
-        kind[0] + (f" (and {len(kind) - 1:,} more)" if len(kind) > 1 else "") for kind in kinds
-    )
+    return ", ".join(map(_first_of, kinds))
+
+
+def _first_of(problems: list[str]) -> str:
+    more = len(problems) - 1
+    return f"{problems[0]} (and {more:,} more)" if more else problems[0]

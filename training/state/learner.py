@@ -28,10 +28,10 @@ def optimizer_of(network: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
         body = body_weights(network)
         below = {id(weight) for weight in body}
         head = [weight for weight in network.parameters() if id(weight) not in below]
-        scaled = [
-            {**group, "lr_scale": config.body_lr_factor} for group in _group_by_decay(body, decay)
-        ]
-        groups = [*_group_by_decay(head, decay), *scaled]
+        groups_of_body = _group_by_decay(body, decay)
+        for group in groups_of_body:
+            group["lr_scale"] = config.body_lr_factor
+        groups = [*_group_by_decay(head, decay), *groups_of_body]
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, rate, fused=True)
     momentum = config.momentum
@@ -44,6 +44,10 @@ def _group_by_decay(weights: list[nn.Parameter], decay: float) -> list[dict[str,
         {"params": [p for p in weights if p.ndim > 1], "weight_decay": decay},
         {"params": [p for p in weights if p.ndim <= 1], "weight_decay": 0.0},
     ]
+
+
+def _options_of(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def has_separate_body(freeze_epochs: int, body_lr_factor: float) -> bool:
@@ -203,8 +207,8 @@ class Learner:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned, with the optimizer settings of the configuration."""
-        groups = self.optimizer.param_groups
-        options = [{name: group[name] for name in group if name != "params"} for group in groups]
+        # Loading replaces the options of the groups by those of the earlier run.
+        options = [_options_of(group) for group in self.optimizer.param_groups]
         self.network.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         for group, own in zip(self.optimizer.param_groups, options, strict=True):

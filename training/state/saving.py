@@ -92,7 +92,9 @@ class Saving:
         if self._reason:
             return self._reason
         patience = self.config.early_stop_epochs
-        if not patience or self.best is None or self.best.waited < patience:
+        if not patience or self.best is None:
+            return ""
+        if self.best.waited < patience:
             return ""
         return (
             f"accuracy has not improved for {self.best.waited} epochs since epoch "
@@ -178,9 +180,22 @@ def choose(directory: Path, config: TrainConfig, split: Split) -> Path | None:
             "retired strategy=fsdp or of another version; to start from its weights, set another "
             f"output_dir and pretrained={newest.path}"
         )
+    for name, (now, then) in _compared(config, split, was).items():
+        if now != then:
+            raise InputError(
+                f"cannot resume from {newest.path}: {name} was {then} and is now {now}; "
+                "use another output_dir, or resume=never to start from scratch"
+            )
+    return newest.path
+
+
+def _compared(
+    config: TrainConfig, split: Split, was: Mapping[str, Any]
+) -> dict[str, tuple[object, object]]:
+    """Return what must not change within a run: by name its value now, and in the checkpoint."""
     training = split.index
     saved: Mapping[str, Any] = was["config"]
-    pairs = {
+    pairs: dict[str, tuple[object, object]] = {
         "model": (config.model, was["model"]),
         "the digest of the model's file": (
             model_file.digest(config.model_code)[:12],
@@ -210,13 +225,7 @@ def choose(directory: Path, config: TrainConfig, split: Split) -> Path | None:
     ):
         if now and was.get(field):  # checkpoints of early versions have none
             pairs[f"the digest of {what} of the training images"] = (now[:12], was[field][:12])
-    for name, (now, then) in pairs.items():
-        if now != then:
-            raise InputError(
-                f"cannot resume from {newest.path}: {name} was {then} and is now {now}; "
-                "use another output_dir, or resume=never to start from scratch"
-            )
-    return newest.path
+    return pairs
 
 
 def continues(config: TrainConfig, launches: Sequence[str]) -> bool:

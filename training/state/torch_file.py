@@ -26,12 +26,27 @@ class _Ignored:
 
 _PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
 _IGNORED = (
-    *("argparse.Namespace", "types.SimpleNamespace"),
+    "argparse.Namespace",
+    "types.SimpleNamespace",
     *(f"{module}.{name}" for module in ("pathlib", "pathlib._local") for name in _PATHS),
-    *(f"datetime.{name}" for name in ("date", "time", "datetime", "timedelta", "timezone")),
-    *(f"numpy.{c}.multiarray.{n}" for c in ("core", "_core") for n in ("scalar", "_reconstruct")),
-    *("numpy.dtype", "numpy.ndarray"),
-    *(f"builtins.{name}" for name in ("bool", "int", "float", "str", "list", "dict", "tuple")),
+    "datetime.date",
+    "datetime.time",
+    "datetime.datetime",
+    "datetime.timedelta",
+    "datetime.timezone",
+    "numpy.core.multiarray.scalar",
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray.scalar",
+    "numpy._core.multiarray._reconstruct",
+    "numpy.dtype",
+    "numpy.ndarray",
+    "builtins.bool",
+    "builtins.int",
+    "builtins.float",
+    "builtins.str",
+    "builtins.list",
+    "builtins.dict",
+    "builtins.tuple",
 )
 """Classes of plain values that trainers save beside the weights."""
 _ALLOWED: list[Any] = [
@@ -69,8 +84,10 @@ def _check_sizes(path: Path) -> None:
         return
     with ZipFile(path) as archive:
         members = archive.infolist()
-    stored = all(member.compress_type == ZIP_STORED for member in members)
-    if not stored or sum(member.file_size for member in members) > path.stat().st_size:
+    is_stored = all(member.compress_type == ZIP_STORED for member in members)
+    size = sum(member.file_size for member in members)
+    # Members may overlap, so that a small archive expands although nothing is compressed.
+    if not is_stored or size > path.stat().st_size:
         raise ValueError("it is a compressed archive")
 
 
