@@ -1,7 +1,7 @@
 """Doubtful labels: samples that are likelier of another class, and near duplicates."""
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,16 +69,25 @@ def find_doubts(
         ]
         start += len(part.index)
     doubts.sort(key=lambda one: -one.score)
+    for first, second, suggested, score in _duplicates_of(pool):
+        doubts.append(doubt(DUPLICATE, score, suggested, first, second))
+    return doubts
+
+
+def _duplicates_of(pool: Sequence[Predictions]) -> Iterator[tuple[int, int, int, float]]:
+    """Yield near duplicates: two positions in the pool, the class of the second, and the score.
+
+    None if a part has no features.
+    """
     if not all(len(part.features) for part in pool):
-        return doubts
+        return
     kinds = [(n, target) for n, part in enumerate(pool) for target in part.index.targets]
     losses = np.concatenate([part.tally.column("loss") for part in pool]).tolist()
     features = torch.cat([part.features for part in pool])
     for *pair, score in near_duplicates(features, torch.tensor(kinds)):
         # An evaluated image is named before a training image, and the worse predicted one first.
         first, second = sorted(pair, key=lambda at: (kinds[at][0], -losses[at]))
-        doubts.append(doubt(DUPLICATE, score, kinds[second][1], first, second))
-    return doubts
+        yield first, second, kinds[second][1], score
 
 
 def _label_errors_of(part: Predictions) -> list[tuple[int, int, float]]:

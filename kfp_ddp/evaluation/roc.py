@@ -49,11 +49,7 @@ def areas(parts: Sequence[Array], truth: Sequence[Array], classes: int) -> Areas
         return Areas()
     scored = range(1, 2) if classes == 2 else range(classes)
     step = max(1, _BLOCK // classes)
-    rows = [
-        _Rows(part[start : start + step], own[start : start + step])
-        for part, own in zip(parts, truth, strict=True)
-        for start in range(0, len(part), step)
-    ]
+    rows = _in_blocks(parts, truth, step)
     targets = np.concatenate(truth)
     positive = np.sort(np.concatenate([own.positive for own in rows])[np.isin(targets, scored)])
     every = -(-len(targets) * len(scored) // _BLOCK)
@@ -113,6 +109,15 @@ class _Rows:
         """Yield the log-odds of each class for samples of other classes."""
         for number, odds in enumerate(self.odds(columns), columns.start):
             yield odds[self.targets != number]
+
+
+def _in_blocks(parts: Sequence[Array], truth: Sequence[Array], step: int) -> list[_Rows]:
+    """Return the logits in blocks of `step` rows."""
+    return [
+        _Rows(part[start : start + step], own[start : start + step])
+        for part, own in zip(parts, truth, strict=True)
+        for start in range(0, len(part), step)
+    ]
 
 
 def _levels(negative: Array, positive: Array) -> Array:

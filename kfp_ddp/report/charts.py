@@ -181,12 +181,7 @@ def line_chart(
     xs = [x for x, _ in points]
     x_axis = exact(min(xs), max(xs), 6)
     y_axis = _y_axis([y for _, y in points], percent, from_zero)
-    shapes: list[Shape] = []
-    keys: list[LegendEntry] = []
-    for mark in marks:
-        if path := _marks_path(mark, x_axis):
-            shapes.append(Shape(path, "mark" if mark.line else "tick"))
-            keys.append(LegendEntry(mark.name, None, "dash" if mark.line else ""))
+    shapes, keys = _with_marks(marks, x_axis)
     names = [s.name if from_zero else _with_last_value(s, percent) for s in curves]
     for name, s in zip(names, curves, strict=True):
         if name:
@@ -201,6 +196,17 @@ def line_chart(
     content = "curves" if from_zero else "last values"
     label = f"{title} by epoch; {content}: {', '.join(names)}"
     return plot(title, x_axis, y_axis, "epoch", shapes, keys, label)
+
+
+def _with_marks(marks: Sequence[Marks], x_axis: Axis) -> tuple[list[Shape], list[LegendEntry]]:
+    """Return the marks inside the axis, and their legend."""
+    shapes = []
+    keys = []
+    for mark in marks:
+        if path := _marks_path(mark, x_axis):
+            shapes.append(Shape(path, "mark" if mark.line else "tick"))
+            keys.append(LegendEntry(mark.name, None, "dash" if mark.line else ""))
+    return shapes, keys
 
 
 def _marks_path(mark: Marks, x_axis: Axis) -> str:

@@ -100,9 +100,10 @@ class Rule(NamedTuple):
 
 def rules(verdict: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of a verdict, the failed ones first."""
+    listed = verdict.get("rules") or []
     rows = [
         Rule(bool(rule.get("holds")), rule.get("unproven") is True, str(rule.get("words", "")))
-        for rule in verdict.get("rules") or []
+        for rule in listed
         if isinstance(rule, dict)
     ]
     return sorted(rows, key=lambda rule: (rule.holds, rule.unproven))
@@ -161,11 +162,13 @@ def problems(material: Material) -> list[str]:
         what = f"{_unreadable(left_out)} of this split left out"
         lines.append(_named(what, left_out, material.result.skipped_files))
     events = of_kind(material.events, "unreadable")
-    files = sorted({str(name) for event in events for name in event.get("files") or ()})
+    files: set[str] = set()
+    for event in events:
+        files.update(map(str, event.get("files") or ()))
     if files:
         # After a resume, events begin anew, so an event may count fewer images than there are.
         count = max(len(files), *(int(event.get("images") or 0) for event in events))
-        lines.append(_named(f"{_unreadable(count)} skipped in the training", count, files))
+        lines.append(_named(f"{_unreadable(count)} skipped in the training", count, sorted(files)))
     elif any(event.get("skipped_images") for event in of_kind(material.events, "step")):
         # Events of earlier versions have no names.
         lines.append("unreadable images skipped in the training")
