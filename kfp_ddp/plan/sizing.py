@@ -109,7 +109,7 @@ def _rates_by_optimizer(
     optimizers = {trial.optimizer for trial in run.trials}
     if not optimizers - {run.config.optimizer}:
         return {}
-    rates = {}
+    rates: dict[str, dict[str, Any]] = {}
     for optimizer in optimizers:
         over = {"training": {"optimizer": optimizer}}
         arguments = merged(_normalise_arguments(requested), over)

@@ -353,7 +353,7 @@ class _Cell(NamedTuple):
 
     row: int
     column: int
-    count: int
+    samples: int
     total: int
     """Samples of the true class."""
 
@@ -419,10 +419,10 @@ class _Geometry:
         return {
             "x": self.left + cell.column * self.cell + self.cell / 2,
             "y": self.top + cell.row * self.cell + self.cell / 2,
-            "size": min(self.text, self.cell * 1.5 / len(str(cell.count))),
+            "size": min(self.text, self.cell * 1.5 / len(str(cell.samples))),
             "style": style,
             "title": title,
-            "count": cell.count,
+            "count": cell.samples,
         }
 
 

@@ -173,7 +173,7 @@ def _metrics(sides: Sequence[ComparedTraining]) -> tuple[Metric, ...]:
     def evaluated(figure: EvaluationFigure) -> Metric:
         def read(training: TaskRecord) -> Any:
             value = getattr(training.evaluation, figure.name, None)
-            if training.evaluation is None or figure.interval != "always":
+            if training.evaluation is None or value is None or figure.interval != "always":
                 return value
             interval = training.evaluation.interval(figure.name)
             return Figure(value, interval.low, interval.high) if interval else value

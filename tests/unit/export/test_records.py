@@ -13,6 +13,7 @@ from kfp_ddp import __version__
 from kfp_ddp.core.files import sha256
 from kfp_ddp.export import infra, infra_process, provenance, variants
 from kfp_ddp.k8s.pods import record_images, used_images
+from kfp_ddp.models.variants import FILES
 from tests import cluster
 from tests.evaluations import record
 
@@ -29,7 +30,7 @@ def importable(name):
 
 
 def test_each_form_of_a_model_has_a_writer() -> None:
-    assert variants._WRITERS.keys() == variants.FILES.keys()
+    assert variants._WRITERS.keys() == FILES.keys()
 
 
 def test_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
