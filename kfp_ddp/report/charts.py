@@ -318,13 +318,13 @@ def confusion_matrix(
     numbers = []
     blocks: dict[tuple[str, int], list[str]] = {}
     for cell in _cells(counts, others):
-        shade = max(_shade(cell.count / cell.total), least_shade)
+        shade = max(_shade(cell.samples / cell.total), least_shade)
         kind = "heat" if cell.row == cell.column else "miss"
         # One path for each shade: 100 x 100 cells are a few kilobytes.
         blocks.setdefault((kind, shade), []).append(place.square(cell))
         if place.numbered:
             title = f"{classes[cell.row]} predicted as {columns[cell.column]}"
-            title += f": {cell.count} of {cell.total}"
+            title += f": {cell.samples} of {cell.total}"
             numbers.append(place.number(cell, _style(kind, shade), title))
     correct = sum(counts[number][number] for number in range(count))
     samples = sum(map(sum, counts)) + sum(others)
