@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError, KfpDdpError, PeerLostError
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import RunFolder
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ class World:
     def print(self, line: str) -> None:
         """Print a line on rank 0."""
         if self.first:
-            print(line, flush=True)
+            log.info(line)
 
     def seconds(self) -> float:
         """Return the time in seconds once the device has done all its work."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from kfp_ddp.core.errors import PREEMPTED, InputError, JobError, writing
 from kfp_ddp.core.failure import Failure, in_memory, write_record
+from kfp_ddp.core.log import log
 from kfp_ddp.core.packed import unpack
 from kfp_ddp.core.run_folder import RunFolder, try_to_write
 from kfp_ddp.core.text import from_json
@@ -50,7 +51,7 @@ def run(config: TrainConfig) -> bool:
         config = config.model_copy(update={"resume": "auto"})
     if config.resume != "never" and (done := checkpoint.newest_valid(folder.checkpoints)):
         if first:
-            print(f"nothing to train: {done.path} is saved", flush=True)
+            log.info(f"nothing to train: {done.path} is saved")
         return True
     if first:
         _begin(config, folder, splits)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, writing
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import try_to_write
 from kfp_ddp.core.version import pinned
 from kfp_ddp.pictures import shards
@@ -73,7 +74,7 @@ def _with_model_of_weights(config: TrainConfig) -> TrainConfig:
     model = network_of(path) if path.exists() else ""
     if not model:
         return config
-    print(f"model is {model}: it was not set, and {path} has weights of it", flush=True)
+    log.info(f"model is {model}: it was not set, and {path} has weights of it")
     return TrainConfig.create(**{**config.explicit(), "model": model})
 
 
@@ -136,10 +137,9 @@ def resolve(
     batch, micro = batches.divide(config, images, ranks, before)
     chosen = config.batch_size_per_rank or before
     if batch != config.batch_size and not chosen:
-        print(
+        log.info(
             f"batch_size is {batch}, not {config.batch_size}: it was not set, and this is what "
-            f"{images} training images allow on {ranks} ranks",
-            flush=True,
+            f"{images} training images allow on {ranks} ranks"
         )
     saved = _saved_before(config, before) if before else {}
     decode = _decode(config, world)
@@ -222,7 +222,7 @@ def _built_or_examined(
     if world.first:
         _warn(reports)
         if prefetch < shared_memory.PREFETCH:
-            print(f"loaders have {prefetch} batches ready: {shared_memory.FOLDER} is small")
+            log.info(f"loaders have {prefetch} batches ready: {shared_memory.FOLDER} is small")
     return caches, prefetch
 
 

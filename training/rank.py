@@ -18,6 +18,7 @@ from kfp_ddp.core.errors import (
     full,
 )
 from kfp_ddp.core.failure import Failure, full_memory, lost_peer, write_record
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.spec.flags import parse
@@ -90,7 +91,7 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
     torch.backends.cudnn.benchmark = not config.deterministic
     with distributed.joined(config) as world:
         where = f"{socket.gethostname()}, {world.device}"
-        print(f"rank {world.rank} of {world.size} on {where}", flush=True)
+        log.info(f"rank {world.rank} of {world.size} on {where}")
         with Progress(RunFolder(config.output_dir).ranks, world.rank) as progress:
             config, train, val = prepare(config, world)
             if world.first:

@@ -12,6 +12,7 @@ from kfp_ddp.checks.nodes import check_on_cpus, cpu_warning, gpus_per_node, too_
 from kfp_ddp.checks.operators import check_service
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
+from kfp_ddp.core.log import log
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import plural
 from kfp_ddp.jobs import check_job
@@ -337,7 +338,7 @@ def _place(run: Run, gpus: str) -> str:
 def _write_summary(
     summary: Artifact, title: str, notes: list[str], plan: Mapping[str, Any]
 ) -> None:
-    print("\n".join([*notes, title]), flush=True)
+    log.info("\n".join([*notes, title]))
     lines = [f"**{title}**", "", *(f"- {note}" for note in notes), ""]
     lines += ["| | Set to |", "|---|---|"]
     for subject, value in plan.items():

@@ -11,6 +11,7 @@ from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.folders import PER_NODE, is_per_node, is_remote
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.text import from_json, one_line
 from kfp_ddp.core.version import pinned
@@ -74,7 +75,7 @@ def local_dataset(dataset: str, run_dir: Path, run_id: str = "") -> Iterator[Pat
     only = {row.name for row in manifest.rows(listed)}
     with SyncProgress() as progress:
         result = sync(request.source, target, options, progress.watch, run_id=run_id, only=only)
-    print(report.line(result), flush=True)
+    log.info(report.line(result))
     same = request.digest in (result.digest, result.exact)
     # Another pod may have the version under the name that an earlier release gave it.
     if not same and request.digest != result.names.listing.crc_digest(options.layout):

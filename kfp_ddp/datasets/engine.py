@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kfp_ddp.core.folders import data_dir as folder_of_data
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import check_run_id
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import printable
@@ -51,8 +52,8 @@ def run(
     if result.planned:
         *lines, total = reports.table(result)
         more = [f"… {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
-        print("\n".join([*lines[:SHOWN], *more, total]))
-    print(reports.line(result), flush=True)
+        log.info("\n".join([*lines[:SHOWN], *more, total]))
+    log.info(reports.line(result))
     facts: dict[str, object] = {
         "dataset": result.dataset,
         "source": result.source,

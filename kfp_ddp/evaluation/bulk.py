@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from kfp_ddp.core.errors import InputError, UnavailableError
+from kfp_ddp.core.log import log
 from kfp_ddp.core.machine import require
 from kfp_ddp.core.spreadsheet import Reader, write_rows
 from kfp_ddp.core.text import from_json, one_line, printable
@@ -129,7 +130,7 @@ class Table:
                     f"{self.uri} has other columns ({shown}) than a table of this bundle ({own}): "
                     "name another table, or delete it"
                 )
-            print(f"{self.store.uri}/{name} is no part of this table: {shown}", flush=True)
+            log.info(f"{self.store.uri}/{name} is no part of this table: {shown}")
 
     def _position(self, row: Row, listing: Listing) -> int:
         """Return the position of a row's object, -1 if it is listed otherwise.
@@ -312,9 +313,9 @@ def list_objects(request: PredictionRequest, table: Table) -> tuple[Listing, dic
     listing = judged.listing
     if judged.skipped:
         shown = printable("; ".join(f"{name!r} ({why})" for name, why in judged.skipped[:_SHOWN]))
-        print(f"{len(judged.skipped):,} objects are left out by their names: {shown}", flush=True)
+        log.info(f"{len(judged.skipped):,} objects are left out by their names: {shown}")
     if listing.weak:
-        print(weakness(source.url, listing), flush=True)
+        log.info(weakness(source.url, listing))
     if not any(map(_may_be_image, listing.names)):
         raise InputError(f"{source.url} has {no_images(listing.names)}: correct its address")
     return listing, dict(Counter(why for _, why in judged.skipped))

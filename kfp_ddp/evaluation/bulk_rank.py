@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from kfp_ddp.core.errors import KfpDdpError, UnavailableError, writing
 from kfp_ddp.core.folders import make_own, scratch_dir
+from kfp_ddp.core.log import log
 from kfp_ddp.core.text import one_line
 from kfp_ddp.datasets.context import Context
 from kfp_ddp.datasets.options import SyncOptions
@@ -130,7 +131,7 @@ def _predict(
         bulk_sample.store(table, name, local.listing, sample)
         table.store.put(file, name)
         shutil.rmtree(local.folder)
-        print(f"shard {local.number:,}: {len(local.images):,} objects", flush=True)
+        log.info(f"shard {local.number:,}: {len(local.images):,} objects")
 
     scratch = scratch_dir() / "predictions"
     with writing(scratch, MORE_STORAGE), contextlib.ExitStack() as stack:

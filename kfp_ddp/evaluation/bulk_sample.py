@@ -8,6 +8,7 @@ import io
 import math
 from collections.abc import Iterable
 
+from kfp_ddp.core.log import log
 from kfp_ddp.core.spreadsheet import Reader, write_rows
 from kfp_ddp.core.text import one_line, printable
 from kfp_ddp.evaluation.bulk import SAMPLE, Table, content_of
@@ -57,7 +58,7 @@ def _read(table: Table, names: Iterable[str], listing: Listing, width: int) -> S
             sample.merge([_rows(table, listing, content.decode(), width)])
         except ValueError as error:
             shown = printable(one_line(error, 200))
-            print(f"{table.store.uri}/{name} is no sample of this table: {shown}", flush=True)
+            log.info(f"{table.store.uri}/{name} is no sample of this table: {shown}")
     return sample
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.failure import read
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import split as split_fields
 from kfp_ddp.core.step import Artifact, step, write_artifact
@@ -92,10 +93,12 @@ def run(
     log_charts(result, evaluated.roc, confusion_matrix)
     write_artifact(evaluation_report, evaluated.document)
     write_artifact(evaluation_summary, markdown(result, evaluated.test))
-    print(f"accuracy {result.accuracy:.4f} on {result.samples} samples in {result.seconds:.1f} s")
+    log.info(
+        f"accuracy {result.accuracy:.4f} on {result.samples} samples in {result.seconds:.1f} s"
+    )
     if (test := evaluated.test) is not None:
         log_metrics(test, evaluation_metrics, "test_")
-        print(f"accuracy {test.accuracy:.4f} on {test.samples} samples of test")
+        log.info(f"accuracy {test.accuracy:.4f} on {test.samples} samples of test")
     return result.accuracy, evaluation
 
 
@@ -138,7 +141,7 @@ def job_fields(job: Mapping[str, Any], image: str, backend: str) -> dict[str, An
 def _run_processes(request: RankRequest, ranks: int, what: str) -> None:
     """Compute with processes of this step; their logs are in the output folder."""
     folder = RunFolder(request.output_dir)
-    print(f"{what}: {ranks} ranks, output in {folder.path}", flush=True)
+    log.info(f"{what}: {ranks} ranks, output in {folder.path}")
     ended = run_ranks(request.to_argv(), ranks, folder.path, EVALUATION)
     if ended.cancelled:
         raise RunCancelledError(f"the {what} was stopped; run it again to restart it")
@@ -206,9 +209,9 @@ def predict(
         prediction_metrics.log_metric(name, record[name])
     for artifact in (prediction_metrics, prediction_record):
         write_artifact(artifact, json.dumps(record, indent=1))
-    print(f"{record['rows']:,} rows, {record['computed']:,} new, in {table}")
+    log.info(f"{record['rows']:,} rows, {record['computed']:,} new, in {table}")
     if drift := record["drift"]:
         for name in ("p_value", "distance"):
             prediction_metrics.log_metric(f"drift_{name}", drift[name])
-        print(describe_drift(drift))
+        log.info(describe_drift(drift))
     return table, record["rows"], record["unreadable"]

@@ -13,6 +13,7 @@ from torch import nn
 
 from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
+from kfp_ddp.core.log import log
 from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.evaluation import results, slices
 from kfp_ddp.evaluation.predict import Predictions, Share, merged, predict_share
@@ -167,7 +168,7 @@ class Evaluator:
             return None
         predictions = merged(index, shares, reading.on_bad_image)
         if skipped := predictions.skipped:
-            print(
+            log.info(
                 f"{len(skipped)} unreadable images are left out, as in training with "
                 f"on_bad_image=skip; the first: {skipped[0]}"
             )

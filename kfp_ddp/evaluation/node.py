@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kfp_ddp.core.folders import is_remote
+from kfp_ddp.core.log import log
 from kfp_ddp.core.step import adopt_secrets
 from kfp_ddp.evaluation.ranks import evaluate_share, with_local_folders
 from kfp_ddp.evaluation.request import EvaluationRequest, PredictionRequest, RankRequest, parse
@@ -69,7 +70,7 @@ def _compute_with_others(request: EvaluationRequest | PredictionRequest) -> bool
 
     with distributed.joined(request) as world:
         where = f"{socket.gethostname()}, {world.device}"
-        print(f"rank {world.rank} of {world.size} on {where}", flush=True)
+        log.info(f"rank {world.rank} of {world.size} on {where}")
         if isinstance(request, PredictionRequest):
             predict_share(request, world)
         else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kfp_ddp import report
 from kfp_ddp.core.errors import InputError, writing
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import LABELS_TO_CHECK, REPORT, RunFolder
 from kfp_ddp.core.text import plural
 from kfp_ddp.datasets.access import local_dataset, using
@@ -95,7 +96,7 @@ def evaluate_share(request: EvaluationRequest, world: "World | None" = None) -> 
     rows = predictions.to_csv()
     if champion is not None:
         if again is not None:
-            print(f"champion {champion.uri} on this split: accuracy {again.accuracy:.4f}")
+            log.info(f"champion {champion.uri} on this split: accuracy {again.accuracy:.4f}")
         gain = _compared(result, rows, champion, again, target / CHAMPION_FOLDER)
         result = result.model_copy(update={"compared": gain})
     splits = [predictions]
@@ -108,7 +109,7 @@ def evaluate_share(request: EvaluationRequest, world: "World | None" = None) -> 
         results.write(folder, run_dir, test, {PREDICTIONS: on_test.predictions.to_csv()})
     doubts = label_check.find_doubts(splits, training, evaluator.dataset)
     if doubts:
-        print(f"{plural(len(doubts), 'label')} to check: {target / LABELS_TO_CHECK}")
+        log.info(f"{plural(len(doubts), 'label')} to check: {target / LABELS_TO_CHECK}")
     data = report_data(
         predictions,
         evaluator.info,
@@ -150,7 +151,7 @@ def _compared(
             again.read_predictions(folder) if again is not None else champion.predictions()
         )
     except InputError as error:
-        print(f"the gain on the champion has no interval: {error}")
+        log.info(f"the gain on the champion has no interval: {error}")
         other_predictions = None
     both = None if other_predictions is None else (own_predictions, other_predictions)
     return compare(result, other, both, where=champion.uri, version=champion.version)

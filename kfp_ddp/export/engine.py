@@ -10,6 +10,7 @@ from typing import Any
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import read_below, sha256, sha256_of_json
+from kfp_ddp.core.log import log
 from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.datasets.access import local_dataset, using
@@ -55,7 +56,7 @@ def run(
         )
         uri = task.to_uri(folder)
         _report(folder, uri, model_name, exported_model, export_summary)
-    print(f"exported {model_name} to {uri} in {time.monotonic() - started:.1f} s")
+    log.info(f"exported {model_name} to {uri} in {time.monotonic() - started:.1f} s")
     return uri
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.log import log
 from kfp_ddp.core.packed import unpack
 from kfp_ddp.models import weights
 from kfp_ddp.models.bundle import CODE, ONNX, PROGRAM, WEIGHTS
@@ -79,7 +80,7 @@ def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> dict[str, str]
         except Exception as error:  # noqa: BLE001  exporters raise many errors
             path.unlink(missing_ok=True)
             left_out[path.name] = reason(error)
-            print(f"warning: {path.name} is left out: {left_out[path.name]}", flush=True)
+            log.warning(f"{path.name} is left out: {left_out[path.name]}")
     if len(left_out) == 2:
         raise _unsupported(info, "; ".join(f"{name}: {why}" for name, why in left_out.items()))
     return left_out

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.files import atomic_write, link_or_copy
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import EXPORTED, REPORT, VERDICT
 from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.step import Artifact, step, write_artifact
@@ -109,9 +110,9 @@ def run(
             "registry": registry.address if registry is not None and uri else "",
         }
         _report(folder.parent, facts, published_model, publish_summary)
-    print(f"published {model_name} {version}: {facts['uri']}")
+    log.info(f"published {model_name} {version}: {facts['uri']}")
     if reason:
-        print(reason)
+        log.info(reason)
     return uri, version
 
 
@@ -221,11 +222,11 @@ def _prune(models: Store, keep: int, service: str) -> None:
     try:
         keep_also = versions_in_service(Api.connect()) if service else ()
     except KfpDdpError as error:
-        print(f"no bundle was deleted: {error}")
+        log.info(f"no bundle was deleted: {error}")
         return
     deleted = attempts.prune(models, keep, keep_also)
     if deleted:
-        print(f"deleted {len(deleted)} old bundle(s): {', '.join(deleted)}")
+        log.info(f"deleted {len(deleted)} old bundle(s): {', '.join(deleted)}")
 
 
 def _report(run_dir: Path, facts: Mapping[str, Any], model: Artifact, summary: Artifact) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import read_below
+from kfp_ddp.core.log import log
 from kfp_ddp.evaluation import results, slices
 from kfp_ddp.evaluation.comparison import newcombe
 from kfp_ddp.evaluation.measure import Tally
@@ -89,7 +90,7 @@ def add(source: VariantSource, settings: Variants) -> tuple[VariantsRecord, dict
             )
     for dropped, why in left_out.items():
         (source.folder / FILES[dropped]).unlink(missing_ok=True)
-        print(f"warning: {dropped} is left out: {why}", flush=True)
+        log.warning(f"{dropped} is left out: {why}")
     remaining = [form for form in measured if form.name not in left_out]
     functions = {form.file: forms[form.name] for form in remaining}
     return VariantsRecord(variants=remaining, left_out=left_out), functions

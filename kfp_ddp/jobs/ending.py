@@ -17,6 +17,7 @@ from typing import ClassVar
 from kfp_ddp.core.errors import RunCancelledError
 from kfp_ddp.core.failure import TERMINATION_LOG
 from kfp_ddp.core.files import atomic_write
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.step import handling_signals
 from kfp_ddp.jobs.follow.printer import Printer
@@ -66,7 +67,7 @@ class StepFiles:
         try:
             self.heartbeat.write_text(f"{time.time():.0f}\n")  # a bucket has no time stamps of ours
         except OSError as error:
-            print(f"warning: cannot touch {self.heartbeat}: {error.strerror}", flush=True)
+            log.warning(f"cannot touch {self.heartbeat}: {error.strerror}")
 
     def newest_step(self) -> int | None:
         """Return the step from which a retry of a training resumes; None for another job."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.log import log
 from kfp_ddp.jobs.identity import ATTEMPT, RUN, SPEC, TASK, Identity, Owner, metadata
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.base import Runtime
@@ -68,7 +69,7 @@ class Jobs:
         while True:
             try:
                 job = self.api.retry(lambda: self._create(attempt))
-                print(f"created {self.kind.title} {name}", flush=True)
+                log.info(f"created {self.kind.title} {name}")
                 return job
             except ApiError as error:
                 if error.status != 409:
@@ -81,7 +82,7 @@ class Jobs:
             if existing is not None:  # else the conflict is one of a quota, for example
                 self._check_owner(existing)
                 if "deletionTimestamp" not in existing["metadata"]:
-                    print(f"adopting {self.kind.title} {name}", flush=True)
+                    log.info(f"adopting {self.kind.title} {name}")
                     return existing
                 conflict = "it is being deleted; check its finalizers"
             if time.monotonic() > wait_until:
@@ -171,7 +172,7 @@ class Jobs:
             self.api.patch(self.kind.resource, name, body, retry=True)
         except ApiError as error:
             if error.status != 404:
-                print(f"warning: cannot mark the failed job ({error.message})", flush=True)
+                log.warning(f"cannot mark the failed job ({error.message})")
 
 
 def script_map(spec: LaunchSpec, identity: Identity, owner: Owner | None) -> Object:

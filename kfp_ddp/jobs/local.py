@@ -20,6 +20,7 @@ from typing import NamedTuple
 from kfp_ddp.core import failure, machine
 from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.files import atomic_write
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.step import handling_signals
@@ -195,7 +196,7 @@ def run_ranks(flags: list[str], ranks: int, run_dir: Path, program: str = NODE) 
     """
     earlier = recorded(run_dir)
     if earlier is not None:
-        print(f"ending process group {earlier} of an earlier attempt of this run", flush=True)
+        log.info(f"ending process group {earlier} of an earlier attempt of this run")
         end(earlier, GRACE_SECONDS)
     launcher = [sys.executable, "-m", program, f"--nproc-per-node={ranks}", "--"]
     say = partial(print, flush=True)

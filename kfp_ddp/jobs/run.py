@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.failure import Failure
+from kfp_ddp.core.log import log
 from kfp_ddp.core.polling import poll
 from kfp_ddp.jobs import check_job, gangs
 from kfp_ddp.jobs.ending import Ending
@@ -52,7 +53,7 @@ def launch(
     jobs.avoided = avoided(existing)
     if attempts.current not in existing:
         for warning in check_job.check(api, spec):
-            print(f"warning: {warning}", flush=True)
+            log.warning(warning)
         if spec.scheduler == "kueue" and spec.queue:
             jobs.check_queued(attempts.current)
     limits = _limits(spec, stall_minutes)
@@ -71,9 +72,7 @@ def launch(
                 jobs.mark(attempts.current, PREEMPTED)
                 attempts.preempted.add(attempts.current)
                 name = jobs.identity.job_name(attempts.current)
-                print(
-                    f"{name} could not resume after its preemption; creating a new job", flush=True
-                )
+                log.info(f"{name} could not resume after its preemption; creating a new job")
             else:
                 _retry_or_raise(jobs, attempts, outcome.failure, outcome.given_up)
             _wait_for_pods(jobs, attempts.current, ending)
@@ -123,7 +122,7 @@ def _retry_or_raise(jobs: Jobs, attempts: Attempts, failure: Failure, deleted: b
         if failure.pod and not deleted:
             where += f", or kubectl logs -n {jobs.api.namespace} {failure.pod}"
         raise JobError(f"{jobs.kind.title} {name} failed{tries}: {failure.error}{where}")
-    print(f"{failure.error}; retrying, {left} of {retries} retries left", flush=True)
+    log.info(f"{failure.error}; retrying, {left} of {retries} retries left")
 
 
 def _follow(

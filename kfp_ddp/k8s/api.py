@@ -1,9 +1,9 @@
 """JSON requests, streams and retries over one Kubernetes client, and what a refusal means."""
 
 import contextlib
-import logging
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from email.utils import parsedate_to_datetime
@@ -16,7 +16,6 @@ from kfp_ddp.k8s.resource import NODES, PODS, Resource
 
 Object = dict[str, Any]
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 LAUNCHER = "kfp-ddp-launcher"
@@ -357,7 +356,9 @@ class Api:
                 if not again or time.monotonic() + pause > began + seconds:
                     raise
                 if pause == LONG_PAUSE and not warned:
-                    log.warning("the API server is unavailable, still retrying: %s", error)
+                    # stdout may be the JSON of a command
+                    text = f"warning: the API server is unavailable, still retrying: {error}"
+                    print(text, file=sys.stderr, flush=True)
                     warned = True
             time.sleep(pause)
             pause = min(pause * 2, LONG_PAUSE)

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import sha256_of_json
+from kfp_ddp.core.log import log
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import cell, printable
@@ -69,7 +70,7 @@ def run(
         reason = f"something new to train: {data} was not trained on with these settings"
     else:
         reason = f"nothing new: {data} was trained on with the same settings: {earlier.summary}"
-    print(reason, flush=True)
+    log.info(reason)
     advice = 'To train all the same, change a setting, such as training={"seed": 1}.'
     text = cell(f"{reason[0].upper()}{reason[1:]}.") + (f"\n\n{advice}" if earlier else "")
     write_artifact(change_summary, f"{text}\n", changed=earlier is None, reason=reason)

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, UnavailableError, writing
 from kfp_ddp.core.folders import is_remote
+from kfp_ddp.core.log import log
 from kfp_ddp.core.secrets import reason
 from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.models import champion
@@ -250,7 +251,7 @@ def download(pretrained: str, folder: Path) -> Path:
     target = folder / key / name
     if not target.exists():
         _place(address, target, folder / f".{key}.{os.getpid()}")
-        print(f"downloaded {pretrained} to {target}", flush=True)
+        log.info(f"downloaded {pretrained} to {target}")
     return target
 
 
@@ -303,7 +304,7 @@ def _download_https(url: str, target: Path) -> None:
         digest = event_loop.run(_get(url, file, str(target), _SECONDS, _RETRY, _LARGEST))
     expected = digest_in(f"#{urlsplit(url).fragment}.{target.name}")
     if not expected:
-        print(f"sha256 of {url}: {digest}", flush=True)
+        log.info(f"sha256 of {url}: {digest}")
     elif not digest.startswith(expected):
         raise StorageError(
             f"{url} arrived damaged: its sha256 is not the one in its address; try again"

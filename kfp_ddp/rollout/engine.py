@@ -9,6 +9,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, RunCancelledError
+from kfp_ddp.core.log import log
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import cell, from_json, one_line
 from kfp_ddp.k8s.api import Api, Object
@@ -51,7 +52,7 @@ def run(
     result = _why_nothing_to_do(settings.service, bundle)
     if not result:
         url, version, result = roll_out(Api.connect(), settings, bundle, model_name, run_id)
-    print(result, flush=True)
+    log.info(result)
     facts = {"service": settings.service, "url": url, "version": version}
     write_artifact(deploy_report, f"{cell(result)}\n", **facts)
     return url, version
@@ -164,7 +165,7 @@ class Rollout:
 
     def _try(self, model: str) -> float:
         url = address(self._wait(self.spec), self.spec)
-        print(f"testing {url}", flush=True)
+        log.info(f"testing {url}")
         return check_canary(
             url,
             model,
@@ -185,7 +186,7 @@ class Rollout:
             self._wait(label(self.previous, SPEC))
         except KfpDdpError as error:
             version = label(self.previous, VERSION)
-            print(f"warning: {version} is restored, but not ready: {error}", flush=True)
+            log.warning(f"{version} is restored, but not ready: {error}")
 
 
 # Of the largest logit: half precision, the default of some runtimes, differs by 0.2 %.

@@ -13,6 +13,7 @@ from typing import Any
 
 from kfp_ddp.core.errors import InputError, JobError, Problem
 from kfp_ddp.core.files import sha256_of_json
+from kfp_ddp.core.log import log
 from kfp_ddp.core.text import from_json
 from kfp_ddp.k8s.api import IN_BACKGROUND, Api, ApiError, Object, serves
 from kfp_ddp.k8s.objects import annotation, part, select
@@ -247,7 +248,7 @@ class Service:
         except InputError as error:
             if "canary" not in str(error):  # as of KServe before 0.20
                 raise
-            print(f"{self.name} is replaced without a canary: {error}", flush=True)
+            log.info(f"{self.name} is replaced without a canary: {error}")
             return self._update(lambda existing: first_change(existing, desired, may_try=False))
 
     def promote(self, desired: Object) -> Object:

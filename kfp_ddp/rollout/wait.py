@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from kfp_ddp.core.errors import JobError, RunCancelledError
+from kfp_ddp.core.log import log
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.ending import terminated
 from kfp_ddp.jobs.failure import error_in_log
@@ -180,7 +181,7 @@ class ServiceWatch:
                 news = str([(wait.who, wait.since) for wait in blocked.values()] or waits)
                 if news != reported:
                     reported = news
-                    print(f"{self.service.name} waits for {waits}", flush=True)
+                    log.info(f"{self.service.name} waits for {waits}")
             if time.monotonic() > start + seconds:
                 raise JobError(
                     f"InferenceService {self.service.name} is not ready after "

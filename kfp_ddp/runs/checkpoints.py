@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.core.files import sha256
+from kfp_ddp.core.log import log
 from kfp_ddp.datasets.names import reason_unsafe
 from kfp_ddp.storage.store import Store
 from kfp_ddp.training.spec.manifest import MANIFEST, read_manifest, step_dir, step_of
@@ -126,7 +127,7 @@ def fetch_newest(where: Store, folder: str, run_dir: Path) -> str:
         if fetch(where, name, run_dir):
             for damaged in names[:index]:
                 where.delete(f"{damaged}/{MANIFEST}")
-                print(f"warning: {where.uri}/{damaged} is damaged and is ignored")
+                log.warning(f"{where.uri}/{damaged} is damaged and is ignored")
             return name
     if names:
         raise StorageError(

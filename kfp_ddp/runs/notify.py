@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.http import post
+from kfp_ddp.core.log import log
 from kfp_ddp.core.settings import Settings
 from kfp_ddp.core.step import KEY_NAME, KEY_NAME_MEANING, needed_secret, secret
 
@@ -246,7 +247,7 @@ def _notify_of_refusal(inputs: dict[str, Any], reason: str) -> None:
     address = notification.link(run_id)
     failed = Outcome(run_id, "failed", reason, step="preflight", address=address)
     for line in send(notification, failed):
-        print(line, flush=True)
+        log.info(line)
 
 
 def notify_of_refusal(run: Step[R]) -> Step[R]:

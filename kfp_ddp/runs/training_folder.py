@@ -12,6 +12,7 @@ from typing import Self
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, UnavailableError, writing
 from kfp_ddp.core.folders import is_remote
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.datasets.access import local_dataset
 from kfp_ddp.models import weights_download
@@ -58,7 +59,7 @@ class TrainingFolder(RemoteFolder):
             best = checkpoints.best_of(self.path / self.resumed) if self.keep_best else ""
             if best not in ("", self.resumed) and checkpoints.fetch(self.store, best, self.path):
                 self._remote.add(best)
-            print(f"the training resumes from {self.resumed} of {self.uri}", flush=True)
+            log.info(f"the training resumes from {self.resumed} of {self.uri}")
         self.mark_unchanged()
         return super().__enter__()
 
@@ -77,7 +78,7 @@ class TrainingFolder(RemoteFolder):
                     raise UnavailableError(
                         f"the training ended, but its last files cannot be uploaded: {error}"
                     ) from None
-                print(f"warning: {error}; trying again", flush=True)
+                log.warning(f"{error}; trying again")
                 time.sleep(2)
 
     def is_ours(self, name: str) -> bool:
@@ -125,7 +126,7 @@ class TrainingFolder(RemoteFolder):
         finally:
             shutil.rmtree(links, ignore_errors=True)
         self._remote.add(name)
-        print(f"{name} is at {self.uri} ({time.monotonic() - started:.1f} s)", flush=True)
+        log.info(f"{name} is at {self.uri} ({time.monotonic() - started:.1f} s)")
 
     def _name(self, checkpoint: Path) -> str:
         return checkpoint.relative_to(self.path).as_posix()
@@ -144,7 +145,7 @@ class TrainingFolder(RemoteFolder):
                 self._earlier = next(name for name in free if name not in taken)
             checkpoints.move(self.store, CHECKPOINTS, self._earlier, self.path / OUTGOING)
             self._remote.clear()
-            print(f"earlier checkpoints are in {self.uri}/{self._earlier} now", flush=True)
+            log.info(f"earlier checkpoints are in {self.uri}/{self._earlier} now")
 
 
 class FollowedFolder(RemoteFolder):

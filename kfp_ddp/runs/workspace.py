@@ -11,6 +11,7 @@ from typing import Self
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, writing
 from kfp_ddp.core.folders import SCRATCH_VARIABLE, is_remote, make_own, scratch_dir
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import open_run_dir, task_folder
 from kfp_ddp.datasets.names import reason_unsafe
 from kfp_ddp.runs import checkpoints
@@ -73,11 +74,11 @@ class RemoteFolder:
                 act()
             except (KfpDdpError, OSError) as error:
                 if not failing:
-                    print(f"warning: {error}; trying again", flush=True)
+                    log.warning(f"{error}; trying again")
                 failing = True
             else:
                 if failing:
-                    print(f"{self.uri} can be reached again", flush=True)
+                    log.info(f"{self.uri} can be reached again")
                 failing = False
 
     def is_ours(self, name: str) -> bool:

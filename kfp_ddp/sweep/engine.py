@@ -6,6 +6,7 @@ from typing import Any
 
 from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, JobError, StorageError
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import task_folder, task_title
 from kfp_ddp.core.step import step
 from kfp_ddp.jobs.ending import handling_all
@@ -61,7 +62,7 @@ def run(
 
     def train_to_level(trial: Trial) -> Result:
         epochs = trial.rungs[trial.level]
-        print(f"trial {trial.number} trains to epoch {epochs}: {trial.settings}", flush=True)
+        log.info(f"trial {trial.number} trains to epoch {epochs}: {trial.settings}")
         try:
             ended = finished[trial.number] = train(
                 run_id=run_id,
@@ -77,7 +78,7 @@ def run(
             )
             _, checkpoint = ended.chosen()
         except (InputError, JobError) as error:
-            print(f"trial {trial.number} failed: {error}", flush=True)
+            log.info(f"trial {trial.number} failed: {error}")
             return Result(hours=read(place_of(trial), "").hours, ended=str(error))
         row = read(ended.place, checkpoint)
         early = row.epochs < epochs
@@ -93,7 +94,7 @@ def run(
                 board.show()
                 folder.upload()
             except StorageError as error:  # the next time may succeed, and the end uploads all
-                print(f"warning: {error}", flush=True)
+                log.warning(f"{error}")
 
         with handling_all():
             search(study, train_to_level, at_once, show)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.core.errors import JobError
+from kfp_ddp.core.log import log
 from kfp_ddp.core.step import Artifact, write_artifact
 from kfp_ddp.core.text import cell
 from kfp_ddp.report import charts
@@ -108,7 +109,7 @@ class Leaderboard:
         if trial.failed or not trial.checkpoint:
             raise JobError(f"all {len(pairs)} trials failed; the first: {trial.ended}")
         settings = ", ".join(f"{name}={value}" for name, value in trial.settings.items())
-        print(f"best of {len(pairs)}: accuracy {training.accuracy:.4f} with {settings}")
+        log.info(f"best of {len(pairs)}: accuracy {training.accuracy:.4f} with {settings}")
         return trial
 
     def figures(self) -> dict[str, float]:
@@ -163,7 +164,7 @@ class Leaderboard:
         )
         write_artifact(self._report, page)
         state = f"{len(pairs)} of at most {self.number} trials, {train} train"
-        print(f"{state}, best accuracy {best}", flush=True)
+        log.info(f"{state}, best accuracy {best}")
 
 
 def _ended_early(trial: Trial) -> bool:

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from kfp_ddp.core.log import log
 from kfp_ddp.core.text import one_line
 from kfp_ddp.pictures.header import frame_of, is_usual, without_extras
 from kfp_ddp.pictures.reading import Reading
@@ -153,7 +154,7 @@ def unpack(packed: Tensor, about: Rows, config: TrainConfig, device: torch.devic
 @functools.cache
 def warn(why: str) -> None:
     """Print, once, why a rank decodes a micro-batch without its GPU."""
-    print(f"warning: a rank decodes a micro-batch without its GPU: {why}", flush=True)
+    log.warning(f"a rank decodes a micro-batch without its GPU: {why}")
 
 
 def fastest(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kfp_ddp.core import machine
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.report.meter import Meter
@@ -169,7 +170,7 @@ class Report:
                 used = self.meter.mfu(steps * self.config.batch_size / spent.stepping)
                 fields["mfu"] = used
                 line = f"{line}; MFU {used * 100:.1f} %"
-        print("\n".join([line, *hints]), flush=True)
+        log.info("\n".join([line, *hints]))
         by_rank = {phase: [round(value, 3) for value in spent.by_rank(phase)] for phase in PHASES}
         self.metrics.write("ranks", step=step, nodes=nodes, seconds=by_rank)
         return {**fields, "advice": hints}

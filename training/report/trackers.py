@@ -15,6 +15,7 @@ from kfp_ddp import __version__
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.http import post
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import MLFLOW, RunFolder
 from kfp_ddp.core.settings import mapping_in, mapping_of
 from kfp_ddp.core.text import one_line
@@ -75,7 +76,7 @@ class BackgroundSink:
             self._thread.join(self.LAST_SECONDS if done else self.LAST_OF_STOPPED_SECONDS)
             unsent = _unsent(self._metrics, self._record)[0].count(b"\n")
             if unsent:
-                print(f"warning: {self._title} lacks {unsent} events", flush=True)
+                log.warning(f"{self._title} lacks {unsent} events")
 
     def _work(self) -> None:
         last = False
@@ -96,7 +97,7 @@ class BackgroundSink:
             send_unsent(self._tracker, self._metrics, self._record)
         except Exception as error:  # noqa: BLE001 - training continues after any error
             if not self._warned:
-                print(f"warning: {self._title} is not reachable: {one_line(error)}", flush=True)
+                log.warning(f"{self._title} is not reachable: {one_line(error)}")
             self._warned = True
         else:
             self._warned = False
@@ -239,7 +240,7 @@ def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -
             tags=[RunTag(name, value) for name, value in tags.items()],
         )
     except Exception as error:  # noqa: BLE001 - the result is valid without MLflow
-        print(f"warning: MLflow did not get these results: {error}", flush=True)
+        log.warning(f"MLflow did not get these results: {error}")
 
 
 def _numbers(fields: Mapping[str, Any]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, StorageError
 from kfp_ddp.core.files import durable, fsync, sha256, sha256_of_json
+from kfp_ddp.core.log import log
 from kfp_ddp.core.text import one_line
 from kfp_ddp.pictures.reading import Reading
 from kfp_ddp.training.model import networks
@@ -321,7 +322,7 @@ class Writer:
             try:
                 shutil.rmtree(path)
             except OSError as error:  # a reader has it open: the next save tries again
-                print(f"warning: {path} cannot be deleted ({error.strerror})", flush=True)
+                log.warning(f"{path} cannot be deleted ({error.strerror})")
 
     def _fill_later(self) -> None:
         try:

@@ -175,7 +175,7 @@ def initialise(
     if not _is_for_classes(weights, tensors.get(f"{head}weight"), classes):
         tensors = _without(head, tensors)
         if log:
-            print(f"pretrained: a new classifier for {len(classes)} classes", flush=True)
+            log.info(f"pretrained: a new classifier for {len(classes)} classes")
     if problem := _misfit(tensors, own, head, places):
         raise InputError(
             f"pretrained={config.pretrained} does not fit {config.model}: {problem}; set model to "

@@ -12,6 +12,7 @@ from typing import Any
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import atomic_write
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training.data.loader import Split
 from kfp_ddp.training.distributed import World
@@ -170,7 +171,7 @@ def choose(directory: Path, config: TrainConfig, split: Split) -> Path | None:
             "copy a complete one there, or set resume=never to start from scratch"
         )
     for path in checkpoint.set_aside(directory, newest):
-        print(f"warning: {path} is invalid and was set aside", flush=True)
+        log.warning(f"{path} is invalid and was set aside")
     if newest is None:
         return None
     was = newest.fields

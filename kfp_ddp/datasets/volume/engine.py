@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kfp_ddp.core.errors import StorageError
+from kfp_ddp.core.log import log
 from kfp_ddp.core.settings import split
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.datasets.access import EachNode, options_on_nodes
@@ -52,7 +53,7 @@ def run(*, volume_report: Artifact, options: Mapping[str, Any], **inputs: Any) -
     lines += [f"| {name} | `{value}` |" for name, value in rows]
     lines += ["", *(f"- {note}" for note in done.notes)]
     write_artifact(volume_report, "\n".join(lines) + "\n")
-    print("\n".join(done.notes), flush=True)
+    log.info("\n".join(done.notes))
     return Volume(done.claim, done.path)
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.log import log
 from kfp_ddp.core.polling import poll
 from kfp_ddp.datasets.volume.cluster import (
     ATTACHMENTS,
@@ -208,7 +209,7 @@ def _wait_for_writers(api: Api, request: VolumeRequest) -> None:
         if not users:
             return
         if users != reported:
-            print(f"claim {request.claim} is mounted by {', '.join(users)}; waiting", flush=True)
+            log.info(f"claim {request.claim} is mounted by {', '.join(users)}; waiting")
             reported = users
         if late:
             raise StorageError(

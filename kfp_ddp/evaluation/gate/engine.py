@@ -14,6 +14,7 @@ from pydantic import Field
 from kfp_ddp import report
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import atomic_write, sha256
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import VERDICT
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.core.step import Artifact, step, write_artifact
@@ -69,7 +70,7 @@ def run(
     write_artifact(gate_report, document)
     facts = {"blessed": blessed, "reason": why, "champion": version}
     write_artifact(gate_verdict, markdown(blessed, judgement.checks), **facts)
-    print(why)
+    log.info(why)
     if attempt and not blessed:
         store = open_store(champion)
         attempts.note(store, attempt, version="", champion=version, reason=why)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.log import log
 from kfp_ddp.core.step import step
 from kfp_ddp.models.champion import read_pointer
 from kfp_ddp.models.registry.client import Registry, registry_of
@@ -30,5 +31,5 @@ def run(*, destination: str, model_name: str, release: Mapping[str, Any], versio
         )
     registry.register(where, model_name, version)
     registry.agree(where, model_name)
-    print(f"registered {model_name} {version} at {registry.address}")
+    log.info(f"registered {model_name} {version} at {registry.address}")
     return version

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.log import log
 from kfp_ddp.core.machine import require
 from kfp_ddp.core.run_folder import VERDICT
 from kfp_ddp.core.settings import mapping_in
@@ -282,7 +283,7 @@ class Registry:
             except ApiException as error:
                 if self._api == API and "404 page not found" in str(error.body):
                     self._api = OLDER_API
-                    print(f"the registry {self.address} has the API v1alpha3", flush=True)
+                    log.info(f"the registry {self.address} has the API v1alpha3")
                     continue
                 is_temporary = 500 <= (error.status or 0) <= 599
                 if not is_temporary or time.monotonic() + pause > until:

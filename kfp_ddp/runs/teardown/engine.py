@@ -13,6 +13,7 @@ from typing import Any
 from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.core.folders import is_remote
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import LABEL_VALUE, RUN_ID, RunFolder, check_run_id
 from kfp_ddp.core.step import last_error, step
 from kfp_ddp.jobs import local
@@ -61,7 +62,7 @@ def _ended(run_id: str, backend: str, job: Mapping[str, Any], work: str, keep: i
     if keep_runs := Supervision.create(**supervision).keep_runs:
         ended += _old_runs(runs, run_id, keep_runs)
     summary = "; ".join(ended) or "nothing to clean up"
-    print(summary, flush=True)
+    log.info(summary)
     return summary
 
 
@@ -86,7 +87,7 @@ def _notify(run_id: str, job: Mapping[str, Any], work: str) -> None:
             result = outcome(run_id, work, notification.link(run_id))
             print(*send(notification, result), sep="\n", flush=True)
     except Exception as error:  # noqa: BLE001 - a notification never fails a run
-        print(f"warning: no notification of the run's end was sent: {error}", flush=True)
+        log.warning(f"no notification of the run's end was sent: {error}")
 
 
 def _old_runs(runs: "InBucket | OnClaim", run_id: str, keep: int) -> list[str]:

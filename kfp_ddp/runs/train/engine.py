@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.folders import is_per_node, is_remote
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import RunFolder, task_title
 from kfp_ddp.core.settings import mapping_of, split
 from kfp_ddp.core.step import step, write_artifact, write_job
@@ -127,7 +128,7 @@ def train(
 def _train_here(config: TrainConfig, task_name: str, ranks: int) -> dict[str, Any]:
     """Train with processes of this step; returns its record."""
     folder = Path(config.output_dir)
-    print(f"{task_name}: {ranks} rank(s), output in {folder}", flush=True)
+    log.info(f"{task_name}: {ranks} rank(s), output in {folder}")
     ended = run_ranks(config.to_argv(), ranks, folder)
     if not (ended.code or ended.cancelled):
         return {"backend": "local", "config": config.model_dump(), "kfp_ddp": record_images()}
@@ -208,7 +209,7 @@ def write_outputs(finished: Finished, trained_model: Any, metrics: Any, loss_cur
     write_artifact(trained_model, json.dumps({**pointer, "settings": settings}, indent=2) + "\n")
     write_artifact(metrics, folder.metrics.read_text(encoding="utf-8"))
     write_artifact(loss_curve, training_page(finished.run_dir))
-    print(f"checkpoint {checkpoint}, step {newest.step}, sha256 {newest.digest}", flush=True)
+    log.info(f"checkpoint {checkpoint}, step {newest.step}, sha256 {newest.digest}")
     return Trained(checkpoint, finished.place)
 
 
