@@ -269,7 +269,7 @@ def check_network(config: TrainConfig, classes: tuple[str, ...]) -> None:
     """Build the network, load its weights, and compute at each image size; raise InputError."""
     network = networks.build_for(config, len(classes))
     if config.starts_from_weights:
-        initialise(network, config, classes, log=False)
+        initialise(network, config, classes, report=False)
     training = {size_of_epoch(config, 0), size_of_epoch(config, config.epochs)}
     network.eval()
     for size in sorted({*training, config.image_size}):

@@ -228,11 +228,11 @@ class ServiceWatch:
         pod, container, code = crash
         query = {"container": container, "previous": "true", "tailLines": _LOG_LINES}
         path = PODS.path(self.api.namespace, pod) + "/log"
-        log = ""
+        content = ""
         with suppress(ApiError):
-            log = str(self.api.call("GET", path, query=query, raw=True)["value"])
+            content = str(self.api.call("GET", path, query=query, raw=True)["value"])
         text = f"{container} exits repeatedly with exit code {code}"
-        if cause := error_in_log(log.splitlines()).text:
+        if cause := error_in_log(content.splitlines()).text:
             text += f": {cause}"
         return {pod: Reason(CRASHING, text)}
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import sha256
+from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training.model.networks import adapted, build, head_of, not_finite
 from kfp_ddp.training.spec.config import TrainConfig
@@ -161,7 +162,7 @@ def _saved_by_torch(path: Path) -> Weights:
 
 
 def initialise(
-    network: nn.Module, config: TrainConfig, classes: tuple[str, ...], log: bool
+    network: nn.Module, config: TrainConfig, classes: tuple[str, ...], report: bool
 ) -> None:
     """Load `pretrained`, its classifier only for the same classes; not if the run resumes."""
     if config.resume != "never" and checkpoint.steps(RunFolder(config.output_dir).checkpoints):
@@ -174,7 +175,7 @@ def initialise(
     tensors = adapted(network, config.model, tensors)
     if not _is_for_classes(weights, tensors.get(f"{head}weight"), classes):
         tensors = _without(head, tensors)
-        if log:
+        if report:
             log.info(f"pretrained: a new classifier for {len(classes)} classes")
     if problem := _misfit(tensors, own, head, places):
         raise InputError(

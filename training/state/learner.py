@@ -110,7 +110,7 @@ class Learner:
         torch.manual_seed(config.seed)
         network = networks.build_for(config, len(classes))
         if config.starts_from_weights:
-            initialise(network, config, classes, log=world.first)
+            initialise(network, config, classes, report=world.first)
         if world.device.type == "cpu" and not config.compile:
             use_products(network)
         self.network = network.to(world.device).to(memory_format=torch.channels_last)

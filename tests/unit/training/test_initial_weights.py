@@ -39,7 +39,7 @@ def run(pretrained: str | Path, **fields: Any) -> TrainConfig:
 def started(config: TrainConfig, classes: tuple[str, ...] = CLASSES) -> nn.Module:
     torch.manual_seed(1)
     network = build_for(config, len(classes))
-    initialise(network, config, classes, log=True)
+    initialise(network, config, classes, report=True)
     return network
 
 

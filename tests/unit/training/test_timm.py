@@ -81,7 +81,7 @@ def test_weights_of_cache_mirror_or_hub(tmp_path: Path, monkeypatch: pytest.Monk
     assert weights_download.find("auto", "timm/test_vit.r160_in1k").pretrained == "true"
     config = run("timm/test_vit", image_size=64, pretrained="true")
     network = networks.build_for(config, 3)
-    initialise(network, config, CLASSES, log=False)
+    initialise(network, config, CLASSES, report=False)
     own = network.state_dict()
     assert own["pos_embed"].shape != theirs["pos_embed"].shape
     assert torch.equal(own["blocks.0.attn.qkv.weight"], theirs["blocks.0.attn.qkv.weight"])
