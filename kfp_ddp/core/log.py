@@ -16,7 +16,7 @@ class _Printer(logging.Handler):
         print(text, flush=True)
 
 
-log = logging.getLogger("kfp_ddp")
+log = logging.getLogger(__name__.partition(".")[0])
 log.setLevel(logging.INFO)
 log.addHandler(_Printer())
 log.propagate = False  # KFP's executor would print each line again
