@@ -51,7 +51,7 @@ class Launched:
         until(holds, self.output, 90)
 
     def ends(self, code: int) -> None:
-        assert self.process.wait(90) == code, self.output()
+        assert self.process.wait(240) == code, self.output()
 
     def output(self) -> str:
         return self.log.read_text()
