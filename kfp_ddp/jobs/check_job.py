@@ -4,7 +4,7 @@ from contextlib import suppress
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import kueue
-from kfp_ddp.jobs.gangs import gang_scheduling
+from kfp_ddp.jobs.gangs import gang_problem
 from kfp_ddp.jobs.kinds.pod import resources
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.task import claims_by_volume
@@ -18,7 +18,7 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
     kind = spec.job_kind
     require(api, kind.resource, "create")
     _check_claims(api, spec)
-    problem = gang_scheduling(api, spec)
+    problem = gang_problem(api, spec)
     if problem:
         raise InputError(problem)
     warnings: list[str] = []

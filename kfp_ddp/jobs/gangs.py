@@ -36,11 +36,6 @@ GANGS = {
 }
 
 
-def gang_scheduling(api: Api, spec: LaunchSpec) -> str:
-    """Return in one line why the pods of a job cannot be started together; '' if they can."""
-    return str(gang_problem(api, spec) or "")
-
-
 def gang_problem(api: Api, spec: LaunchSpec) -> Problem | None:
     """Return why the pods of a job cannot be started together; None if they can."""
     gang = GANGS.get(spec.scheduler)

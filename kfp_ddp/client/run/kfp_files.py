@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from kfp_ddp.client.kfp.compat import Client
 
 LOSS_CURVE = "loss_curve.html"
-BUNDLE = RunFolder.BUNDLE
 Reader = Callable[[], bytes | None]
 """Returns a file; None if it does not exist."""
 GET = "/artifacts/get"
@@ -147,7 +146,7 @@ def find_uploaded(
         return None
     for version in versions:
         if version.run_id == run_id and not version.damaged:
-            return StoredFiles(version.uri, f"{task}/{BUNDLE}/")
+            return StoredFiles(version.uri, f"{task}/{RunFolder.BUNDLE}/")
     return None
 
 

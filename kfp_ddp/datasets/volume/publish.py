@@ -19,7 +19,7 @@ from kfp_ddp.datasets.volume.cluster import (
 from kfp_ddp.datasets.volume.request import DOMAIN, LEASE, MANAGED, Published, VolumeRequest
 from kfp_ddp.jobs.live_runs import live_runs
 from kfp_ddp.k8s.api import Api, Object, Refused
-from kfp_ddp.k8s.objects import annotation
+from kfp_ddp.k8s.objects import annotation, part
 from kfp_ddp.k8s.resource import STORAGE_CLASSES, Resource
 from kfp_ddp.storage.http.origin import display
 
@@ -255,7 +255,7 @@ def _snapshot(api: Api, request: VolumeRequest) -> None:
         status = _snapshot_status(snapshot)
         if status.get("readyToUse") and status.get("boundVolumeSnapshotContentName"):
             return
-        problem = (status.get("error") or {}).get("message", "")
+        problem = part(status, "error").get("message", "")
         now = time.monotonic()
         if not problem:
             without_error = now

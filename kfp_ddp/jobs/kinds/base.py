@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from kfp_ddp.jobs.fields import JobFields
 from kfp_ddp.k8s.api import Api, Object
-from kfp_ddp.k8s.objects import condition, conditions
+from kfp_ddp.k8s.objects import condition, conditions, part
 from kfp_ddp.k8s.resource import Resource
 
 Phase = Literal["created", "queued", "running", "succeeded", "failed"]
@@ -145,7 +145,7 @@ class Kind(ABC):
 
     def suspended(self, job: Object) -> bool:
         """Return whether the job's spec suspends it, as a queue does."""
-        return bool((job.get("spec") or {}).get("suspend"))
+        return bool(part(job, "spec").get("suspend"))
 
     def started(self, job: Object) -> float:
         """Return when a job was created, or last admitted by its queue, as `started` does."""

@@ -143,7 +143,7 @@ class RayJob(Kind):
 
     def creators(self, job: Object) -> tuple[str, ...]:
         """Return the names of the objects whose events show why a pod is not created."""
-        return job["metadata"]["name"], (job.get("status") or {}).get("rayClusterName", "")
+        return job["metadata"]["name"], part(job, "status").get("rayClusterName", "")
 
     def check(self, spec: JobFields) -> None:
         """Raise ValueError for the first setting that this kind does not support."""

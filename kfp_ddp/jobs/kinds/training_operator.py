@@ -21,6 +21,7 @@ from kfp_ddp.jobs.kinds.base import (
     Unsupported,
 )
 from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.objects import part
 
 JOB = "training.kubeflow.org/job-name"
 TYPE = "training.kubeflow.org/replica-type"
@@ -64,7 +65,7 @@ class TrainingOperatorKind(Kind):
 
     def suspended(self, job: Object) -> bool:
         """Return whether the job's spec suspends it, as a queue does."""
-        return bool(((job.get("spec") or {}).get("runPolicy") or {}).get("suspend"))
+        return bool(part(job, "spec", "runPolicy").get("suspend"))
 
     def manifest(
         self, spec: JobFields, metadata: Object, script_map: str, runtime: Runtime | None = None

@@ -18,7 +18,7 @@ from kfp_ddp.jobs.kinds.base import (
     Unsupported,
 )
 from kfp_ddp.k8s.api import Api, ApiError, Object
-from kfp_ddp.k8s.objects import missing_field, select
+from kfp_ddp.k8s.objects import list_of, missing_field, part, select
 from kfp_ddp.k8s.resource import Resource
 
 GROUP_VERSION = "trainer.kubeflow.org/v1alpha1"
@@ -124,7 +124,7 @@ class TrainJob(Kind):
 
     def pod_role(self, pod: Object) -> PodRole | None:
         """Return the role of a pod by its labels; None for a pod of another kind of job."""
-        number = (pod["metadata"].get("labels") or {}).get(INDEX)
+        number = part(pod, "metadata", "labels").get(INDEX)
         if number is None:
             return None
         return PodRole(f"node-{number}", int(number) if number.isdecimal() else sys.maxsize)
@@ -134,7 +134,7 @@ class TrainJob(Kind):
 
         Pods that wait for a node count as active, so that number says nothing.
         """
-        jobs = (job.get("status") or {}).get("jobsStatus") or []
+        jobs = list_of(part(job, "status"), "jobsStatus")
         return any(item.get("ready") or item.get("succeeded") for item in jobs)
 
     def lost(self, job: Object, sent: Object) -> str:

@@ -8,7 +8,7 @@ import pytest
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import gangs
 from kfp_ddp.jobs.follow.narrator import NO_PODS, explain, summary
-from kfp_ddp.jobs.gangs import check_gang, gang_scheduling
+from kfp_ddp.jobs.gangs import check_gang, gang_problem
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.jobs.launch_spec import LaunchSpec
@@ -39,14 +39,14 @@ def group_of(scheduler: str) -> str:
 @pytest.mark.parametrize("scheduler", list(GROUPS))
 def test_a_cluster_without_pod_groups_is_refused(scheduler: str) -> None:
     group, version, _, _ = GROUPS[scheduler]
-    assert f"scheduler={scheduler}: " in gang_scheduling(FakeApi({}), spec(scheduler))
+    assert f"scheduler={scheduler}: " in str(gang_problem(FakeApi({}), spec(scheduler)))
     served = FakeApi({f"/apis/{group}/{version}": {"resources": [{"name": "podgroups"}]}})
-    assert gang_scheduling(served, spec(scheduler)) == ""
+    assert gang_problem(served, spec(scheduler)) is None
 
 
 @pytest.mark.parametrize("scheduler", ["", "kueue", "runai"])
 def test_another_scheduler_needs_no_pod_group(scheduler: str) -> None:
-    assert gang_scheduling(FakeApi({}), spec(scheduler)) == ""
+    assert gang_problem(FakeApi({}), spec(scheduler)) is None
     check_gang(FakeApi({}), spec(scheduler), JOB)
 
 
