@@ -296,7 +296,8 @@ class Worker:
 
 
 def newest(work: Path) -> int:
-    paths = work.glob("checkpoints/*/manifest.json")
+    # A folder that is still being written has another name.
+    paths = work.glob("checkpoints/step-*[0-9]/manifest.json")
     return max((int(path.parent.name.removeprefix("step-")) for path in paths), default=0)
 
 
