@@ -39,6 +39,7 @@ def start(
     spec: LaunchSpec, place: Path, by_map: bool = True, **more: str
 ) -> "subprocess.Popen[bytes]":
     """The same, not waited for."""
+    starter = spec.job_kind.script_starter
     (place / "tmp").mkdir(parents=True)
     (place / "cwd").mkdir()
     mounted = place / "mounted"
@@ -52,11 +53,14 @@ def start(
         for file, packed in created.get("binaryData", {}).items():
             (mounted / file).write_bytes(base64.b64decode(packed))
     variables: dict[str, str] = {}
-    for item in pod.environment(spec, name):  # each may name those before it
+    for item in pod.environment(spec, name, starter):  # each may name those before it
         variables[item["name"]] = expanded(item.get("value", ""), variables)
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(place / "tmp"), "HOME": str(place)}
     env |= {key: value.replace(payload.FOLDER, str(mounted)) for key, value in variables.items()}
-    words = [expanded(w, variables) for w in (*pod.command(spec, name), *pod.args(spec))]
+    words = [
+        expanded(w, variables)
+        for w in (*pod.command(spec, name, starter), *pod.args(spec, starter))
+    ]
     command = [word.replace(payload.FOLDER, str(mounted)) for word in words]
     command = [sys.executable if word == "python3" else word for word in command]
     return subprocess.Popen(

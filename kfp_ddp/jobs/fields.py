@@ -51,11 +51,14 @@ Unique = AfterValidator(lambda names: tuple(dict.fromkeys(names)))
 KindName = Literal["pytorchjob", "trainjob", "tfjob", "mpijob", "xgboostjob", "rayjob"]
 
 
-class Starter(Protocol):
+Starter = Literal["torchrun", "mpirun", ""]
+"""What starts the ranks of a `script` in a pod; '' for Python itself."""
+
+
+class Starts(Protocol):
     """How a kind of job starts the program of a pod."""
 
-    script_starter: Literal["torchrun", "mpirun", ""]
-    """What starts the ranks of a `script` in a pod; '' for Python itself."""
+    script_starter: Starter
     environment: ClassVar[Mapping[str, str]]
     """Environment variables of its containers, unless the user sets them."""
 
@@ -279,7 +282,7 @@ class Placement(Settings):
     on k3s and RKE2; '' for the cluster's default."""
     priority_class: str = Field("", pattern=NAME)
     """PriorityClass of the pods; '' for the cluster's default."""
-    scheduler: Literal["", "kueue", "volcano", "coscheduling", "runai"] = ""
+    scheduler: Literal["", "kueue", "volcano", "coscheduling", "runai", "kai"] = ""
     """Scheduler that queues the job and starts its pods together; '' for the cluster's default."""
     queue: str = Field("", pattern=LABEL)
     """Queue of that scheduler that the job waits in; '' for none."""
@@ -289,7 +292,7 @@ class Placement(Settings):
         if self.queue and not self.scheduler:
             raise ValueError(
                 f"queue={self.queue!r} without scheduler: set the scheduler of the queue, "
-                "kueue, volcano, coscheduling or runai"
+                "kueue, volcano, coscheduling, runai or kai"
             )
         return self
 
@@ -350,7 +353,7 @@ class JobFields(Lifetime, Security, Placement, Network, Volumes, Size, Program):
     patterns = PATTERN_DESCRIPTIONS
 
     @property
-    def job_kind(self) -> Starter:
+    def job_kind(self) -> Starts:
         """The kind of the job."""
         raise NotImplementedError
 

@@ -95,13 +95,21 @@ def find_owner(api: Api) -> Owner | None:
     return None
 
 
+QUEUE_LABELS = {
+    "kueue": QUEUE_LABEL,
+    "runai": "runai/queue",
+    "kai": "kai.scheduler/queue",  # since KAI 0.6
+}
+"""Labels that name the queue of a job; the operator names that of the other schedulers."""
+
+
 def metadata(
     spec: LaunchSpec, identity: Identity, namespace: str, attempt: int, owner: Owner | None
 ) -> dict[str, Any]:
     """Return the metadata of the job."""
     labels = identity.labels(attempt)
-    if spec.queue and (key := {"kueue": QUEUE_LABEL, "runai": "runai/queue"}.get(spec.scheduler)):
-        labels[key] = spec.queue
+    if spec.queue and spec.scheduler in QUEUE_LABELS:
+        labels[QUEUE_LABELS[spec.scheduler]] = spec.queue
     name = identity.job_name(attempt)
     meta: dict[str, Any] = {"name": name, "namespace": namespace, "labels": labels}
     if owner is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from kfp_ddp.core.container_images import Images
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.log import log
 from kfp_ddp.core.secrets import check_secrets
 
 LOCAL = "local"
@@ -13,18 +14,28 @@ TRAINER_FIELDS = {
     *("func", "func_args", "image", "packages_to_install", "pip_index_urls", "num_nodes"),
     *("resources_per_node", "env"),
 }
-"""Fields of `kubeflow.trainer.CustomTrainer` of the Kubeflow SDK."""
+"""Fields of `kubeflow.trainer.CustomTrainer` of the Kubeflow SDK; CustomTrainerContainer has the
+image, the nodes, the resources and the environment of these."""
 
 
 def job_of(func: Any, trainer: Any, runtime: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of the component `job` that calls a function; raise InputError."""
-    from kfp_ddp.jobs.shipping.authoring import as_function
+    """Return the inputs of the component `job` that calls a function, or runs a trainer's image.
+
+    InputError for what cannot be run.
+    """
+    from kfp_ddp.jobs.shipping.authoring import as_function, has_one_process
 
     given = _given(func, trainer, settings)
     check_secrets(given)
-    name = getattr(given["func"], "__name__", "function")
+    function = given.pop("func", None)
+    name = getattr(function, "__name__", "job")
     title = name.strip("_").replace("_", "-").lower() or "job"
-    inputs = as_function(given.pop("func"), given.pop("func_args", None))
+    inputs = {}
+    if function:
+        inputs = as_function(function, given.pop("func_args", None))
+        if has_one_process(function):
+            log.info(f"{name} uses DataParallel without ranks: it is one process in each pod")
+            given.setdefault("nproc_per_node", 1)
     if not given.get("packages_to_install"):
         given.pop("pip_index_urls", None)  # which the SDK always sets
     inputs["nodes"] = given.pop("num_nodes", given.pop("nodes", 1))
@@ -58,7 +69,7 @@ def _given(func: Any, trainer: Any, settings: Mapping[str, Any]) -> dict[str, An
     for name in ("func_args", "resources_per_node"):
         if not isinstance(given.get(name, {}), Mapping):
             raise InputError(f"{name} is not a mapping, such as {{'gpu': 2}}: write one")
-    if "func" not in given:
+    if "func" not in given and "image" not in fields:
         raise InputError("there is no function to run: give func, or a trainer that has it")
     return given
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Literal, NamedTuple
 
-from kfp_ddp.jobs.fields import JobFields
+from kfp_ddp.jobs.fields import JobFields, Starter
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.objects import condition, conditions, part
 from kfp_ddp.k8s.resource import Resource
@@ -62,6 +62,10 @@ class Runtime(NamedTuple):
     kind: str = "ClusterTrainingRuntime"
     has_resources: bool = False
     """Whether the runtime sets resources of its nodes, so that our defaults must not."""
+    starter: Starter = "torchrun"
+    """What starts the ranks, by the runtime's policy."""
+    replicas: tuple[str, ...] = ("node",)
+    """Its parts whose pods run ranks, or start them."""
 
 
 class Unsupported(NamedTuple):
@@ -90,8 +94,7 @@ class Kind(ABC):
     job_label: str
     """The label of a pod with the name of its job."""
     containers: tuple[str, ...]
-    script_starter: Literal["torchrun", "mpirun", ""]
-    """What starts the ranks of a `script` in a pod; '' for Python itself."""
+    script_starter: Starter
     unsupported: tuple[Unsupported, ...]
     environment: ClassVar[Mapping[str, str]] = {}
     """Environment variables of its containers, unless the user sets them."""
@@ -190,5 +193,3 @@ ONE_PROCESS = Unsupported(
 )
 # Without this, a followed log shows its lines only at the end.
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
-# torchrun's own limit is ten minutes; pulling a large image on another node may take longer.
-RENDEZVOUS = {"PET_RDZV_CONF": "timeout=3600,join_timeout=3600"}

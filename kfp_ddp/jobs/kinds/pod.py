@@ -7,7 +7,7 @@ from typing import Any
 
 from kfp_ddp.core.machine import GPUS
 from kfp_ddp.core.text import unexpanded
-from kfp_ddp.jobs.fields import JobFields
+from kfp_ddp.jobs.fields import JobFields, Starter
 from kfp_ddp.jobs.shipping import code, payload
 from kfp_ddp.k8s.api import Object
 
@@ -23,12 +23,30 @@ SPOT_NODES: dict[str, tuple[str, str]] = {
     "eks": ("eks.amazonaws.com/capacityType", "SPOT"),
 }
 TORCHRUN_MODULE = "torch.distributed.run"
+OF_STARTER: dict[Starter, dict[str, str]] = {
+    # Its own limit is ten minutes; pulling a large image on another node may take longer.
+    "torchrun": {"PET_RDZV_CONF": "timeout=3600,join_timeout=3600"},
+    # By default Open MPI binds each of two ranks to one core, too few for a rank with threads.
+    "mpirun": {"OMPI_MCA_hwloc_base_binding_policy": "none"},
+    "": {},
+}
+"""Environment variables that a starter reads."""
+SCHEDULER_NAMES = {"runai": "runai-scheduler", "kai": "kai-scheduler"}
+"""Schedulers of pods; the operator sets the names of the others."""
 
 
 def template(
-    spec: JobFields, labels: dict[str, str], container: str, script_map: str = ""
+    spec: JobFields,
+    labels: dict[str, str],
+    container: str,
+    script_map: str = "",
+    starter: Starter | None = None,
 ) -> Object:
-    """Return a pod template with one container; `script_map` is '' for a script in a variable."""
+    """Return a pod template with one container.
+
+    `script_map` is '' for a script in a variable; `starter` is None for that of the kind.
+    """
+    starter = spec.job_kind.script_starter if starter is None else starter
     # A queue's label is only for the job; with it, each pod would be queued again.
     ours = {key: value for key, value in labels.items() if key.startswith("kfp-ddp/")}
     mounted = mounts(spec, script_map)
@@ -43,9 +61,9 @@ def template(
         "name": container,
         "image": spec.image,
         "imagePullPolicy": spec.image_pull_policy,
-        "command": command(spec, script_map),
-        "args": args(spec),
-        "env": environment(spec, script_map),
+        "command": command(spec, script_map, starter),
+        "args": args(spec, starter),
+        "env": environment(spec, script_map, starter),
         "envFrom": [{"secretRef": {"name": name}} for name in spec.env_from_secrets],
         "resources": resources(spec),
         "volumeMounts": mounted,
@@ -67,8 +85,7 @@ def template(
         "dnsPolicy": "ClusterFirstWithHostNet" if spec.host_network else None,
         "runtimeClassName": spec.runtime_class,
         "priorityClassName": spec.priority_class,
-        # The operator sets the gang schedulers' names.
-        "schedulerName": "runai-scheduler" if spec.scheduler == "runai" else "",
+        "schedulerName": SCHEDULER_NAMES.get(spec.scheduler, ""),
         "serviceAccountName": spec.service_account,
         "automountServiceAccountToken": None if spec.service_account else False,
         "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets],
@@ -94,17 +111,16 @@ def _metadata(spec: JobFields, ours: dict[str, str]) -> Object:
     return {"labels": labels, "annotations": annotations}
 
 
-def command(spec: JobFields, script_map: str) -> list[str]:
+def command(spec: JobFields, script_map: str, starter: Starter) -> list[str]:
     """Return the command in exec form, without a shell."""
-    starter = spec.job_kind.script_starter
-    first = preparation(spec, script_map)
+    first = preparation(spec, script_map, starter)
     if not spec.script and not spec.entry:
         return [*first, *spec.command]
     if spec.script:
         python = payload.python(payload.SCRIPT, script_map)
     else:
         python = ["python3", *(["-m"] if code.is_module(spec.entry) else [])]
-        python.append(_unchanged(spec, spec.entry))
+        python.append(_unchanged(spec.entry, starter))
     if starter == "torchrun":
         what = ["--no-python", *python] if spec.script and not script_map else python[1:]
         if spec.args[:1] == ("--",):
@@ -116,27 +132,26 @@ def command(spec: JobFields, script_map: str) -> list[str]:
     return [*first, *python]
 
 
-def preparation(spec: JobFields, script_map: str) -> list[str]:
+def preparation(spec: JobFields, script_map: str, starter: Starter) -> list[str]:
     """Return the words before a command that prepare its code and packages; none without any."""
-    how = "together" if spec.job_kind.script_starter == "mpirun" else "alone"
+    how = "together" if starter == "mpirun" else "alone"
     return [*payload.python(payload.START, script_map), how] if spec.prepares() else []
 
 
-def args(spec: JobFields) -> list[str]:
+def args(spec: JobFields, starter: Starter) -> list[str]:
     """Return the arguments; those of a script or an entry arrive unchanged."""
     own = bool(spec.script or spec.entry)
-    return [_unchanged(spec, word) if own else word for word in spec.args]
+    return [_unchanged(word, starter) if own else word for word in spec.args]
 
 
-def _unchanged(spec: JobFields, word: str) -> str:
+def _unchanged(word: str, starter: Starter) -> str:
     """Return a word escaped so that it arrives unchanged; torchrun expands string.Template."""
-    torchrun = spec.job_kind.script_starter == "torchrun"
-    return unexpanded(word.replace("$", "$$") if torchrun else word)
+    return unexpanded(word.replace("$", "$$") if starter == "torchrun" else word)
 
 
-def environment(spec: JobFields, script_map: str) -> list[Object]:
+def environment(spec: JobFields, script_map: str, starter: Starter) -> list[Object]:
     """Return the environment of the container; the user's variables override presets."""
-    preset = dict(spec.job_kind.environment)
+    preset = {**spec.job_kind.environment, **OF_STARTER[starter]}
     if spec.nccl_debug:
         preset["NCCL_DEBUG"] = spec.nccl_debug
     if spec.nccl_socket_interface:

@@ -66,7 +66,7 @@ class RayJob(Kind):
     script_starter = ""
     unsupported = (
         *(base.NO_RUNTIME, base.ONE_PROCESS),
-        Unsupported("scheduler", BY_KUBERAY, allowed=("kueue", "runai")),
+        Unsupported("scheduler", BY_KUBERAY, allowed=("kueue", "runai", "kai")),
         *(Unsupported(setting, BY_KUBERAY) for setting in OF_KUBERAY),
     )
     environment: ClassVar = {**base.UNBUFFERED, "RAY_USAGE_STATS_ENABLED": "0"}
@@ -82,8 +82,8 @@ class RayJob(Kind):
         template = pod.template(spec, labels, "ray", script_map)
         submitter = copy.deepcopy(template)
         node = template["spec"]["containers"][0]
-        prepared = pod.preparation(spec, script_map)
-        driver = pod.command(spec, script_map)[len(prepared) :]
+        prepared = pod.preparation(spec, script_map, self.script_starter)
+        driver = pod.command(spec, script_map, self.script_starter)[len(prepared) :]
         node.pop("args", None)
         node["command"] = [*prepared, *START]
         (container,) = submitter["spec"]["containers"]

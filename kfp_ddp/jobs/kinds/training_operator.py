@@ -5,15 +5,13 @@ from __future__ import annotations
 import copy
 import sys
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from kfp_ddp.jobs.fields import JobFields
 from kfp_ddp.jobs.kinds import pod
 from kfp_ddp.jobs.kinds.base import (
     NO_RUNTIME,
     ONE_PROCESS,
-    RENDEZVOUS,
     UNBUFFERED,
     Kind,
     PodRole,
@@ -99,7 +97,6 @@ class PyTorchJob(TrainingOperatorKind):
     containers = ("pytorch",)
     script_starter = "torchrun"
     unsupported = (NO_RUNTIME,)
-    environment = RENDEZVOUS
     waits_silently = True
     rendezvous_port = 23456
 
@@ -165,11 +162,7 @@ class MPIJob(TrainingOperatorKind):
     containers = ("mpi",)
     script_starter = "mpirun"
     unsupported = (NO_RUNTIME,)
-    # By default Open MPI binds each of two ranks to one core, too few for a rank with threads.
-    environment: ClassVar[Mapping[str, str]] = {
-        **UNBUFFERED,
-        "OMPI_MCA_hwloc_base_binding_policy": "none",
-    }
+    environment = UNBUFFERED
     extra_pods = 1
 
     def fields(self, spec: JobFields, name: str, template: Object) -> dict[str, Any]:
@@ -211,7 +204,10 @@ def _replica(spec: JobFields, count: int, template: Object) -> Any:
 
 
 def _rendezvous(spec: JobFields, first: str) -> dict[str, Object]:
-    """Return the variables that the operator sets where there is a master."""
+    """Return the variables that the operator sets where there is a master.
+
+    With the two of a rank's place in its pod, which torchrun replaces, a plain command is a rank.
+    """
     port = str(PyTorchJob.rendezvous_port)
     fixed = {
         "MASTER_ADDR": first,
@@ -219,6 +215,8 @@ def _rendezvous(spec: JobFields, first: str) -> dict[str, Object]:
         "PET_MASTER_ADDR": first,
         "PET_MASTER_PORT": port,
         "WORLD_SIZE": str(spec.nodes * spec.processes()),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": str(spec.processes()),
     }
     variables: dict[str, Object] = {name: {"name": name, "value": fixed[name]} for name in fixed}
     ranks = ("RANK", "PET_NODE_RANK")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import ClassVar
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs.fields import JobFields
+from kfp_ddp.jobs.fields import JobFields, Starter
 from kfp_ddp.jobs.kinds import pod
 from kfp_ddp.jobs.kinds.base import (
-    RENDEZVOUS,
     UNBUFFERED,
     Kind,
     PodRole,
@@ -27,6 +24,11 @@ RUNTIMES = {
     "ClusterTrainingRuntime": Resource(GROUP_VERSION, "clustertrainingruntimes", namespaced=False),
 }
 INDEX = "batch.kubernetes.io/job-completion-index"
+REPLICA = "jobset.sigs.k8s.io/replicatedjob-name"
+LAUNCHER = "launcher"
+POLICIES: dict[str, Starter] = {"torch": "torchrun", "mpi": "mpirun"}
+"""Starters by the policy of a runtime. Ranks of the others, jax and xgboost, are one for each pod
+and find each other by variables of Trainer."""
 MANAGER = "kfp-ddp/launcher"
 # Mounting this path prevents that Kubernetes mounts a token there; a patch has no field for it.
 TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105
@@ -70,7 +72,7 @@ class TrainJob(Kind):
         Unsupported("scheduler", IN_THE_RUNTIME, allowed=("kueue",)),
         *(Unsupported(setting, IN_THE_RUNTIME) for setting in OF_THE_RUNTIME),
     )
-    environment: ClassVar[Mapping[str, str]] = {**UNBUFFERED, **RENDEZVOUS}
+    environment = UNBUFFERED
     restarts_in_place = True
     waits_silently = True
     rendezvous_port = 29500
@@ -80,8 +82,11 @@ class TrainJob(Kind):
     ) -> Object:
         """Return the TrainJob."""
         runtime = runtime or Runtime()
-        template = pod.template(spec, metadata["labels"], self.containers[0], script_map)
+        starter = runtime.starter
+        template = pod.template(spec, metadata["labels"], self.containers[0], script_map, starter)
         worker = template["spec"]["containers"][0]
+        if starter == "mpirun":
+            _send_variables(worker, spec)
         volumes = list(template["spec"].get("volumes", []))
         mounts = list(worker.get("volumeMounts", []))
         if not spec.service_account:
@@ -100,10 +105,12 @@ class TrainJob(Kind):
         fields = PATCHED if spec.scheduler else PATCHED + NOT_IN_A_QUEUE
         pods = {"volumes": volumes, "containers": [container]}
         patch = {**template, "spec": {**select(template["spec"], fields), **pods}}
-        replicated = {"name": worker["name"], "template": {"spec": {"template": patch}}}
+        replicated = [
+            {"name": name, "template": {"spec": {"template": patch}}} for name in runtime.replicas
+        ]
         patches: Object = {
             "manager": MANAGER,
-            "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [replicated]}}},
+            "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": replicated}}},
         }
         trainer = {
             **select(worker, ("image", "command", "args", "env")),
@@ -124,10 +131,13 @@ class TrainJob(Kind):
 
     def pod_role(self, pod: Object) -> PodRole | None:
         """Return the role of a pod by its labels; None for a pod of another kind of job."""
-        number = part(pod, "metadata", "labels").get(INDEX)
+        labels = part(pod, "metadata", "labels")
+        number = labels.get(INDEX)
         if number is None:
             return None
-        return PodRole(f"node-{number}", int(number) if number.isdecimal() else sys.maxsize)
+        role = labels.get(REPLICA, "node")
+        order = int(number) if number.isdecimal() else sys.maxsize
+        return PodRole(f"{role}-{number}", order, leads=role == LAUNCHER)
 
     def runs(self, job: Object) -> bool:
         """Return whether one of its Jobs has ready or succeeded pods: it has no such condition.
@@ -168,7 +178,7 @@ class TrainJob(Kind):
         for kind, resource in RUNTIMES.items():
             try:
                 if runtime := api.get(resource, spec.runtime, retry=True):
-                    return Runtime(kind, self._has_resources(runtime))
+                    return self._runtime(kind, runtime, spec)
             except ApiError:
                 unread.append(kind)
         if not unread:
@@ -179,12 +189,32 @@ class TrainJob(Kind):
         own = JobFields.model_fields["runtime"].default
         return Runtime(unread[-1], has_resources=spec.runtime != own)
 
-    def _has_resources(self, runtime: Object) -> bool:
-        """Return whether a runtime sets the resources of its nodes."""
-        jobs = runtime["spec"]["template"]["spec"].get("replicatedJobs") or []
-        return any(
-            container.get("resources")
-            for job in jobs
-            for container in job["template"]["spec"]["template"]["spec"]["containers"]
-            if container["name"] == self.containers[0]
-        )
+    def _runtime(self, kind: str, runtime: Object, spec: JobFields) -> Runtime:
+        """Return what a job must know of a runtime; InputError if its nodes have another image."""
+        policy = part(runtime, "spec", "mlPolicy")
+        starter = next((POLICIES[name] for name in POLICIES if name in policy), "")
+        nodes: dict[str, Object] = {}
+        for job in runtime["spec"]["template"]["spec"].get("replicatedJobs") or []:
+            for container in job["template"]["spec"]["template"]["spec"]["containers"]:
+                if container["name"] == self.containers[0]:
+                    nodes[job["name"]] = container
+        has_resources = any(node.get("resources") for node in nodes.values())
+        if starter != "mpirun":
+            return Runtime(kind, has_resources, starter)
+        # Trainer gives image and command to the launcher alone.
+        for name, node in nodes.items():
+            if name != LAUNCHER and node.get("image") != spec.image:
+                raise InputError(
+                    f"runtime {spec.runtime!r} runs its {name}s with the image "
+                    f"{node.get('image')}, which a TrainJob cannot replace: give image that one, "
+                    "or make a runtime with yours"
+                )
+        return Runtime(kind, has_resources, starter, tuple(nodes))
+
+
+def _send_variables(launcher: Object, spec: JobFields) -> None:
+    """Let our mpirun give the launcher's variables to all ranks, which SSH starts without any."""
+    if not spec.script and not spec.entry:
+        return
+    names = ["PATH", *(item["name"] for item in launcher["env"] if item["name"] != pod.NODE)]
+    launcher["command"][1:1] = [word for name in names for word in ("-x", name)]

@@ -50,6 +50,17 @@ def as_function(
     return {"script": pack_text(text, f"function {name}")}
 
 
+def has_one_process(func: Callable[..., Any]) -> bool:
+    """Return whether a function divides batches among the GPUs by itself, by DataParallel.
+
+    As a rank for each GPU, it would run as often, on all GPUs each time.
+    """
+    source = inspect.getsource(func)
+    tree = ast.parse((INDENTED if source[:1].isspace() else "") + source)
+    names = {getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(tree)}
+    return "DataParallel" in names and "init_process_group" not in names
+
+
 def as_script(path: str | Path, args: Sequence[str] = ()) -> dict[str, Any]:
     """Return inputs of `job` with which every worker runs a Python file; raises as `pack_file`."""
     return {"script": pack_file(path), "args": words(args)}

@@ -204,11 +204,45 @@ def test_a_function_is_a_job(kfp_server: KfpServer) -> None:
     }
 
 
+def test_a_trainer_may_have_an_image_in_place_of_a_function(kfp_server: KfpServer) -> None:
+    trainer = SimpleNamespace(  # the fields of a CustomTrainerContainer
+        image="ghcr.io/you/trainer:1.0", num_nodes=2, resources_per_node={"gpu": 1}, env=None
+    )
+    run = Client().train(trainer=trainer, runtime="torch-distributed")
+    assert run.info.name.startswith("job-")
+    inputs = inputs_of_the_job(kfp_server)
+    assert (inputs["image"], inputs["nodes"]) == ("ghcr.io/you/trainer:1.0", 2)
+    assert "script" not in inputs
+    assert "command" not in inputs
+
+
+@pytest.mark.parametrize(("func", "ranks"), [(data_parallel, 1), (distributed, None)])
+def test_a_function_with_dataparallel_is_one_process_of_a_pod(
+    func: Any, ranks: int | None, kfp_server: KfpServer
+) -> None:
+    Client().train(func, func_args={"lr": 0.1}, resources_per_node={"gpu": 4})
+    settings = inputs_of_the_job(kfp_server)["settings"]
+    assert settings["resources"]["limits"] == {"nvidia.com/gpu": "4"}
+    assert settings.get("nproc_per_node") == ranks
+
+
+def inputs_of_the_job(kfp_server: KfpServer) -> dict[str, Any]:
+    """The inputs that the step of the only run was sent."""
+    (request,) = kfp_server.requests_for("create_run")
+    spec = request.body["pipeline_spec"]
+    (task,) = spec.get("pipeline_spec", spec)["root"]["dag"]["tasks"].values()
+    values = task["inputs"]["parameters"].items()
+    constants = {name: value.get("runtimeValue", {}) for name, value in values}
+    return {name: value["constant"] for name, value in constants.items() if value}
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ({"func": distributed}, "missing a required argument: 'lr'"),
         ({}, "no function"),
+        ({"image": "a:1"}, "no function"),
+        ({"trainer": SimpleNamespace(image="a:1", func_args={"lr": 1})}, "func_args"),
         ({"func": data_parallel, "func_args": {"lr": 1}, "packages_to_install": ["timm"]}, "pin"),
         ({"func": data_parallel, "func_args": {"lr": 1}, "num_node": 2}, "num_node"),
         ({"func": data_parallel, "func_args": [1]}, "func_args"),

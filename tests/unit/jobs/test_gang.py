@@ -9,7 +9,6 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import gangs
 from kfp_ddp.jobs.follow.narrator import NO_PODS, explain, summary
 from kfp_ddp.jobs.gangs import check_gang, gang_problem
-from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Object
@@ -44,7 +43,7 @@ def test_a_cluster_without_pod_groups_is_refused(scheduler: str) -> None:
     assert gang_problem(served, spec(scheduler)) is None
 
 
-@pytest.mark.parametrize("scheduler", ["", "kueue", "runai"])
+@pytest.mark.parametrize("scheduler", ["", "kueue", "runai", "kai"])
 def test_another_scheduler_needs_no_pod_group(scheduler: str) -> None:
     assert gang_problem(FakeApi({}), spec(scheduler)) is None
     check_gang(FakeApi({}), spec(scheduler), JOB)
@@ -126,49 +125,3 @@ def test_a_job_waits_for_its_pod_group(scheduler: str, group: Any, queue: Any, t
     assert explain(JOB, State("created"), [], [], FakeApi()) == {
         NO_PODS: Reason("", "the operator has not created them")
     }
-
-
-GROUP = "/apis/trainer.kubeflow.org/v1alpha1"
-SPACE = f"{GROUP}/namespaces/space/trainingruntimes/mine"
-WHOLE = f"{GROUP}/clustertrainingruntimes/mine"
-SPEC = LaunchSpec.create(image="a:1", command=["true"], kind="trainjob", runtime="mine")
-
-
-def runtime(resources: dict[str, Any]) -> dict[str, Any]:
-    """A runtime whose node asks for that, and whose other container for more."""
-    other = {"name": "other", "resources": {"limits": {"cpu": "1"}}}
-    pod = {"spec": {"containers": [other, {"name": "node", "resources": resources}]}}
-    job = {"name": "node", "template": {"spec": {"template": pod}}}
-    return {"spec": {"template": {"spec": {"replicatedJobs": [job]}}}}
-
-
-BARE, FULL = runtime({}), runtime({"requests": {"cpu": "1"}})
-
-
-@pytest.mark.parametrize(
-    ("space", "whole", "kind", "has_resources"),
-    [
-        *((BARE, FULL, "TrainingRuntime", False), (FULL, BARE, "TrainingRuntime", True)),
-        (404, BARE, "ClusterTrainingRuntime", False),
-        (404, FULL, "ClusterTrainingRuntime", True),
-        (403, BARE, "ClusterTrainingRuntime", False),
-        *((404, 403, "ClusterTrainingRuntime", True), (403, 403, "ClusterTrainingRuntime", True)),
-        (403, 404, "TrainingRuntime", True),
-    ],
-)
-def test_own_runtimes_come_first(space: Any, whole: Any, kind: str, has_resources: bool) -> None:
-    """Of one that may not be looked at, nobody knows what its nodes ask for: it is not changed."""
-    api = FakeApi({SPACE: space, WHOLE: whole})
-    assert KINDS["trainjob"].find_runtime(api, SPEC) == (kind, has_resources)
-
-
-def test_trainers_own_runtime_has_no_resources() -> None:
-    paths = [path.replace("mine", "torch-distributed") for path in (SPACE, WHOLE)]
-    spec = SPEC.model_copy(update={"runtime": "torch-distributed"})
-    runtime = KINDS["trainjob"].find_runtime(FakeApi(dict.fromkeys(paths, 403)), spec)
-    assert runtime == ("ClusterTrainingRuntime", False)
-
-
-def test_a_missing_runtime_is_an_input_error() -> None:
-    with pytest.raises(InputError, match="runtime 'mine' does not exist; use one of `kubectl get"):
-        KINDS["trainjob"].find_runtime(FakeApi({}), SPEC)

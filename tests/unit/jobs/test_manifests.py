@@ -199,12 +199,13 @@ def test_a_queued_trainjob_has_only_fields_that_kueue_keeps() -> None:
 )
 def test_how_each_kind_starts_a_script(kind: str, starts: list[str], variables: set[str]) -> None:
     spec = LaunchSpec.create(image="a:1", script="print()", kind=kind)
-    assert pod.command(spec, "map") == [*starts, "/etc/kfp-ddp/script.py"]
-    without_map = pod.command(spec, "")
+    starter = KINDS[kind].script_starter
+    assert pod.command(spec, "map", starter) == [*starts, "/etc/kfp-ddp/script.py"]
+    without_map = pod.command(spec, "", starter)
     assert without_map[: len(starts)] == starts
     program = payload.RUN_FROM_ENV.format(variable="KFP_DDP_SCRIPT", file="script.py")
     assert without_map[-2:] == ["-c", program]
-    environment = {entry["name"]: entry for entry in pod.environment(spec, "map")}
+    environment = {entry["name"]: entry for entry in pod.environment(spec, "map", starter)}
     assert environment.keys() == {pod.NODE, *variables}
     assert environment["KFP_DDP_NODE"]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
 
@@ -264,3 +265,31 @@ def test_a_rayjob_prepares_every_node_and_submits_to_the_head() -> None:
 @given(text=QUANTITIES)
 def test_a_quantity_is_parsed_as_by_the_kubernetes_client(text: str) -> None:
     assert parse_quantity(text) == Fraction(utils.parse_quantity(text))
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "tfjob", "mpijob", "xgboostjob", "rayjob"])
+@pytest.mark.parametrize(
+    ("scheduler", "name", "label"),
+    [
+        ("runai", "runai-scheduler", "runai/queue"),
+        ("kai", "kai-scheduler", "kai.scheduler/queue"),
+    ],
+)
+def test_a_scheduler_of_pods_is_named_in_every_pod(
+    kind: str, scheduler: str, name: str, label: str
+) -> None:
+    spec = LaunchSpec.create(**SPEC, kind=kind, scheduler=scheduler, queue="team")
+    meta = metadata(spec, identify("run", "train", "7", spec), "space", 0, None)
+    assert meta["labels"][label] == "team"
+    pods = templates(spec.job_kind.manifest(spec, meta, "")["spec"]).values()
+    assert {template["spec"]["schedulerName"] for template in pods} == {name}
+
+
+def test_a_plain_command_of_a_pytorchjob_is_a_rank() -> None:
+    """An image that reads LOCAL_RANK and has no torchrun is one process of a pod."""
+    job = made("pytorchjob", nodes=3, command=())
+    env = templates(job)["Worker"]["spec"]["containers"][0]["env"]
+    values = {item["name"]: item.get("value") for item in env}
+    assert (values["WORLD_SIZE"], values["LOCAL_RANK"], values["LOCAL_WORLD_SIZE"]) == (
+        *("3", "0", "1"),
+    )

@@ -224,7 +224,7 @@ def test_the_step_enforces_a_deadline_before_the_operator(kind: str) -> None:
 def test_the_timeout_of_collectives_is_a_variable() -> None:
     """Torch takes it from no variable, so nothing of torch's is set to something else."""
     spec = LaunchSpec.create(**SPEC, nccl_timeout_minutes=2.5)
-    result = {item["name"]: item.get("value") for item in pod.environment(spec, "")}
+    result = {item["name"]: item.get("value") for item in pod.environment(spec, "", "torchrun")}
     assert result["KFP_DDP_TIMEOUT_SECONDS"] == "150"
     assert not [name for name in result if name.startswith("TORCH_NCCL")]
 
