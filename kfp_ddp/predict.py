@@ -7,6 +7,7 @@ Prerequisite: the `predict` extra, and ONNX Runtime (or torch).
     probabilities = load("bundle")(["picture.jpg"])
 """
 
+import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,12 +40,22 @@ if TYPE_CHECKING:
     from kfp_ddp.models.signature import Signer
 
 Bytes = NDArray[np.uint8]
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom in pixels."""
 Picture = str | Path | bytes | Image.Image | NDArray[Any]
 """A path, the content of a file, a picture of Pillow, or uint8 [H, W] or [H, W, 3] in RGB."""
 _TORCH = ("torch", "torchvision", "safetensors")
 _BATCH_DIMENSIONS = 4
 _PARTS = 8
 """Places of a covered part along each side; it is two of them high and wide."""
+_SHOWN_SIDE = 480
+"""Least pixels of the longer side of a marked photograph."""
+_MARK = (255, 120, 0)
+"""Orange."""
+_STRONGEST = 0.7 * 255
+"""Opacity of the mark."""
+_UNSEEN = 0.5
+"""Brightness of what is outside of the square."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +129,26 @@ class Model:
         heat /= max(heat.max(), np.finfo(float).tiny)
         return heat
 
+    def explain(self, picture: Picture, label: int) -> Image.Image:
+        """Return a grey photograph that is orange where a class depends on it, by `saliency`.
+
+        It has its own size, or more if it is small. What is outside of the square is darker.
+        """
+        heat = self.saliency(self.square(picture), label)
+        mask = Image.fromarray((heat * _STRONGEST).astype(np.uint8))
+        reading = Reading(background=self.background, value_range=self.value_range)
+        photograph = _decode(picture, reading).convert("L")
+        scale = max(1.0, _SHOWN_SIDE / max(photograph.size))
+        size = [max(1, round(side * scale)) for side in photograph.size]
+        photograph = photograph.resize((size[0], size[1]), Image.Resampling.BICUBIC)
+        left, top, right, bottom = _centre(photograph.size, self.short_side, self.size)
+        box = (math.floor(left), math.floor(top), math.ceil(right), math.ceil(bottom))
+        seen = photograph.crop(box).convert("RGB")
+        seen.paste(_MARK, mask=mask.resize(seen.size, Image.Resampling.BILINEAR))
+        whole = photograph.point(lambda value: value * _UNSEEN).convert("RGB")
+        whole.paste(seen, box)
+        return whole
+
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return the probabilities, float64 [N, classes]."""
@@ -185,15 +216,21 @@ def square(
     """
     reading = Reading(background=background, max_pixels=max_pixels, value_range=value_range)
     image = _decode(picture, reading)
-    scale = short_side / min(image.size)
+    # Only the crop is computed: a very long and narrow picture would not fit into memory.
+    box = _centre(image.size, short_side, size)
+    crop = image.resize((size, size), Image.Resampling.BILINEAR, box)
+    return np.asarray(crop).transpose(2, 0, 1)
+
+
+def _centre(sides: tuple[int, int], short_side: int, size: int) -> Box:
+    """Return the part of a picture of these sides that is classified."""
+    scale = short_side / min(sides)
     box = [0.0, 0.0, 0.0, 0.0]
-    for axis, length in enumerate(image.size):
+    for axis, length in enumerate(sides):
         resized = max(short_side, round(length * scale))
         start = (resized - size) // 2
         box[axis], box[axis + 2] = (at * length / resized for at in (start, start + size))
-    # Only the crop is computed: a very long and narrow picture would not fit into memory.
-    crop = image.resize((size, size), Image.Resampling.BILINEAR, (box[0], box[1], box[2], box[3]))
-    return np.asarray(crop).transpose(2, 0, 1)
+    return box[0], box[1], box[2], box[3]
 
 
 def _decode(picture: Picture, reading: Reading) -> Image.Image:

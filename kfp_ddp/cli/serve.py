@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,7 @@ import yaml
 from kfp_ddp.cli.models import KEY, find_signer
 from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, SET, echo, echo_json, require, text_option
 from kfp_ddp.core.errors import InputError, writing
-from kfp_ddp.core.spreadsheet import write_rows
+from kfp_ddp.core.spreadsheet import write_for_excel
 from kfp_ddp.core.text import plural, printable
 from kfp_ddp.models.bundle import REFERENCE
 from kfp_ddp.models.inference_service import RUNTIMES
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 
 
 BATCH = 8
+LOW = 0.6
+"""Probability of the likeliest class below which the summary counts a picture: of two classes the
+likeliest has at least half."""
+_DIGITS = 4
+"""Of a probability in a table."""
 
 
 @click.command("predict")
@@ -72,8 +78,9 @@ def predict(
     """Classify each PICTURE, a file or a folder of files, with probabilities.
 
     BUNDLE is a folder or a URI (gs://, s3://, az://): a bundle, the output of a run, or the folder
-    of a model's versions, for its champion. --explain covers parts of a picture: where that makes
-    the class less likely, the picture is orange. It takes 65 predictions for each picture.
+    of a model's versions, for its champion. With --csv only a summary is printed. --explain covers
+    parts of a picture: where that makes the class less likely, the picture is orange; its darker
+    edges are not seen by the model. It takes 65 predictions for each picture.
 
     \b
     kfp-ddp predict run-output/latest/bundle picture.jpg ./more-pictures
@@ -93,11 +100,13 @@ def predict(
     model = load(bundle, signer, allow_code=allow_code)
     paths = [path for word in pictures for path in _pictures(Path(word))]
     outputs = _Outputs(table, into, explain)
-    width = 0 if as_json else _name_width(paths)
+    width = 0 if as_json or table else _name_width(paths)
     with writing(table or into or explain or Path()):
         answers = _predict(model, paths, top, outputs, width)
     if as_json:
         echo_json({"bundle": bundle, "runtime": model.runtime, "pictures": answers})
+    elif table or len(answers) > 1:
+        _print_summary(answers, table)
     failed = sum("error" in answer for answer in answers)
     if failed:
         raise InputError(f"{failed} of {plural(len(answers), 'picture')} cannot be read")
@@ -129,7 +138,8 @@ def _predict(
         if outputs.into is not None:
             shutil.copy2(path, _new_file(outputs.into / folders[name], path.name))
         if outputs.explain is not None:
-            _explain(model, path, name, _new_file(outputs.explain, f"{path.stem}.png"))
+            target = _new_file(outputs.explain, f"{path.stem}.png")
+            model.explain(path, model.classes.index(name)).save(target)
     if outputs.table is not None:
         write_table(outputs.table, answers, min(top, len(model.classes)))
     return answers
@@ -173,7 +183,9 @@ def _compare(
     if as_json:
         echo_json(drift)
     else:
-        echo(describe_drift(drift))
+        figures, words = describe_drift(drift)
+        echo(figures)
+        echo(words)
 
 
 def _run_pipeline(context: click.Context, addresses: list[str], words: Sequence[str]) -> None:
@@ -239,6 +251,21 @@ def _print_classes(answer: dict[str, Any], width: int) -> None:
     echo(f"{name:<{width}}  {'  '.join(classes)}")
 
 
+def _print_summary(answers: Sequence[dict[str, Any]], table: Path | None) -> None:
+    """Print the number of pictures of each class, of unsure and of unreadable ones."""
+    likeliest = [answer["classes"][0] for answer in answers if "error" not in answer]
+    counts = Counter(map(itemgetter("class"), likeliest))
+    counts["cannot be read"] += len(answers) - len(likeliest)
+    unsure = sum(likely["probability"] < LOW for likely in likeliest)
+    total = plural(len(answers), "picture")
+    echo(f"{total} by class:")
+    for name, count in (+counts).most_common():
+        echo(f"{count:>7,}  {name}")
+    echo(f"probability below {LOW:.0%}: {unsure:,} of {total}")
+    if table is not None:
+        echo(f"wrote {table}, {plural(len(answers), 'row')}")
+
+
 def write_table(file: Path, answers: list[dict[str, Any]], top: int) -> None:
     """Write a CSV with the likeliest classes, or the error, of each picture."""
     names: list[str] = []
@@ -248,22 +275,11 @@ def write_table(file: Path, answers: list[dict[str, Any]], top: int) -> None:
     for answer in answers:
         values: list[Any] = []
         for likely in answer.get("classes", ()):
-            values += likely.values()
+            values += [likely["class"], round(likely["probability"], _DIGITS)]
         values += [""] * (len(names) - len(values))
         rows.append([answer["picture"], *values, answer.get("error", "")])
     with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as opened:
-        write_rows(opened, rows)
-
-
-def _explain(model: "Model", path: Path, name: str, target: Path) -> None:
-    import numpy as np
-    from PIL import Image
-
-    image = model.square(path)
-    heat = 0.7 * model.saliency(image, model.classes.index(name))[..., None]
-    orange = np.array([255, 120, 0])
-    marked = (1 - heat) * image.mean(0)[..., None] + heat * orange
-    Image.fromarray(marked.astype(np.uint8)).save(target)
+        write_for_excel(opened, rows)
 
 
 def _folder_names(classes: Sequence[str]) -> dict[str, str]:

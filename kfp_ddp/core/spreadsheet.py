@@ -1,6 +1,7 @@
 """CSV tables that people open in a spreadsheet, which computes no cell of them."""
 
 import csv
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from typing import TextIO
@@ -12,6 +13,14 @@ _COMPUTED = "(?=['\"]*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20])"
 marks at the start of a cell may be taken for those of the table."""
 _UNGUARDED = re.compile(_START + _COMPUTED)
 _GUARDED = re.compile(f"{_START}'{_COMPUTED}")
+_MARK = "\ufeff"
+"""Begin of a text in UTF-8. Excel reads a table without it in the code page of the machine."""
+
+
+def write_for_excel(file: TextIO, rows: Iterable[Iterable[object]]) -> None:
+    """Write rows as `write_rows` to a table that people open: Excel shows all of its letters."""
+    file.write(_MARK)
+    write_rows(file, rows)
 
 
 def write_rows(file: TextIO, rows: Iterable[Iterable[object]]) -> None:
@@ -29,7 +38,8 @@ def _guarded(value: object) -> object:
 class Reader:
     """Rows of a table by column, without that `'`; raise ValueError for what is no table.
 
-    The file is opened with `newline=""`. Cells that a row lacks are empty.
+    The table may begin with the mark of `write_for_excel`. The file is opened with `newline=""`.
+    Cells that a row lacks are empty.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -45,7 +55,8 @@ class Reader:
     @staticmethod
     def _read(file: TextIO) -> Iterator[list[str]]:
         try:
-            for row in csv.reader(file):
+            first = file.readline().removeprefix(_MARK)
+            for row in csv.reader(itertools.chain([first], file)):
                 yield [_GUARDED.sub("", cell) for cell in row]
         except csv.Error as error:
             raise ValueError(str(error)) from None

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, cast
 from kfp_ddp.core.errors import InputError, UnavailableError
 from kfp_ddp.core.log import log
 from kfp_ddp.core.machine import require
-from kfp_ddp.core.spreadsheet import Reader, write_rows
+from kfp_ddp.core.spreadsheet import Reader, write_for_excel
 from kfp_ddp.core.text import from_json, one_line, printable
 from kfp_ddp.datasets.names import apply
 from kfp_ddp.evaluation.request import PARQUET, PredictionRequest, suffix_of
@@ -78,7 +78,7 @@ class Table:
         cells = ([row.get(name, "") for name in self.columns] for row in rows)
         short = ([_short(cell) for cell in line] for line in cells)
         with file.open("w", encoding="utf-8", newline="") as opened:
-            write_rows(opened, itertools.chain([self.columns], short))
+            write_for_excel(opened, itertools.chain([self.columns], short))
 
     def part_names(self, end: str = "") -> list[str]:
         """Return the names of the parts, or of the files beside them with this end, sorted."""
@@ -266,13 +266,18 @@ def _pyarrow() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-def describe_drift(drift: Mapping[str, Any]) -> str:
-    """Return a line for the comparison in a record."""
-    result = "differ from" if drift["differs"] else "look like"
-    return (
+def describe_drift(drift: Mapping[str, Any]) -> tuple[str, str]:
+    """Return a line with the figures of the comparison in a record, and one in plain words."""
+    result = "look like"
+    advice = ""
+    if drift["differs"]:
+        result = "differ from"
+        advice = ", so expect more mistakes"
+    figures = (
         f"{drift['images']:,} images {result} {drift['reference']:,} of the evaluation: "
         f"p {drift['p_value']:.2g}, distance {drift['distance']:.2f} in {drift['column']}"
     )
+    return figures, f"the new pictures {result} those that the model was tested on{advice}"
 
 
 def content_of(listing: Listing, at: int) -> str:

@@ -213,5 +213,5 @@ def predict(
     if drift := record["drift"]:
         for name in ("p_value", "distance"):
             prediction_metrics.log_metric(f"drift_{name}", drift[name])
-        log.info(describe_drift(drift))
+        log.info("; ".join(describe_drift(drift)))
     return table, record["rows"], record["unreadable"]

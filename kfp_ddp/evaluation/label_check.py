@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from kfp_ddp.core.spreadsheet import write_rows
+from kfp_ddp.core.spreadsheet import write_for_excel
 from kfp_ddp.evaluation.measure import MOST_SCORES
 from kfp_ddp.evaluation.predict import EMBEDDED, Predictions
 from kfp_ddp.pictures.shards import Where
@@ -147,5 +147,5 @@ def to_csv(doubts: Iterable[Doubt]) -> str:
     """Return the table, a row for each doubt."""
     text = io.StringIO(newline="")
     rows = ((*one[:3], f"{one.score:z.4f}", *one[4:-1]) for one in doubts)
-    write_rows(text, [Doubt._fields[:-1], *rows])
+    write_for_excel(text, [Doubt._fields[:-1], *rows])
     return text.getvalue()

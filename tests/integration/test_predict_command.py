@@ -1,5 +1,6 @@
 """`kfp-ddp predict` on a sealed bundle, `load` in Python, and `kfp-ddp tensorboard`."""
 
+import codecs
 import csv
 import json
 import os
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kfp_ddp.cli.serve import _folder_names
+from kfp_ddp.cli.serve import LOW, _folder_names
 from kfp_ddp.client.run.run_files import StoredFiles
 from kfp_ddp.client.tensorboard import LogDir, fetch_metrics
 from kfp_ddp.core.errors import InputError, StorageError
@@ -42,20 +43,30 @@ def test_pictures_are_listed_sorted_and_explained(sealed: Path, tmp_path: Path) 
     for json_ in ([], ["--json"]):
         done = call(*words, *json_)
         assert str(done.exception) == "1 of 4 pictures cannot be read"
+        if not json_:
+            assert not {str(one), str(two)} & set(done.stdout.split())
+            assert f"wrote {table}, 4 rows" in done.stdout.splitlines()
+            assert sum(map(int, re.findall(r"(?m)^ +(\d+)  ", done.stdout))) == 4
+            assert re.search(r"(?m)^ +1  cannot be read$", done.stdout)
     answers = json.loads(done.stdout)["pictures"]
-    rows = list(csv.DictReader(table.read_text(encoding="utf-8").splitlines()))
+    unsure = sum(one["classes"][0]["probability"] < LOW for one in answers if "classes" in one)
+    assert f"below {LOW:.0%}: {unsure} of 4 " in call(*words).stdout
+    assert table.read_bytes().startswith(codecs.BOM_UTF8 + b'"picture"')
+    rows = list(csv.DictReader(table.read_text(encoding="utf-8-sig").splitlines()))
     for row, answer, path in zip(rows, answers, (one, two, other, broken), strict=True):
         classes = answer.get("classes", [{"class": "", "probability": ""}] * 2)
         assert row["picture"] == answer["picture"] == str(path)
         assert [row["class 1"], row["class 2"]] == [each["class"] for each in classes]
-        assert row["probability 1"] == str(classes[0]["probability"])
+        short = [str(round(each["probability"], 4)) for each in classes if each["probability"]]
+        assert [row["probability 1"], row["probability 2"]] == (short or ["", ""])
         assert row["error"] == answer.get("error", "")
     copies = {path.relative_to(into).as_posix() for path in into.rglob("*.jpg")}
-    assert len(copies) == 6  # twice, and nothing is overwritten
+    assert len(copies) == 9  # three times, and nothing is overwritten
     assert {f"{rows[0]['class 1']}/{name}.jpg" for name in (one.stem, f"{one.stem}-2")} <= copies
-    assert len(list(explained.glob("*.png"))) == 6
-    with Image.open(explained / f"{one.stem}.png") as picture:
-        assert picture.size == (16, 16)
+    assert len(list(explained.glob("*.png"))) == 9
+    with Image.open(one) as photograph, Image.open(explained / f"{one.stem}.png") as picture:
+        assert max(picture.size) == max(480, *photograph.size)
+        assert picture.width * photograph.height == picture.height * photograph.width
 
 
 def test_output_that_nobody_reads_to_its_end_is_no_error(sealed: Path, tmp_path: Path) -> None:

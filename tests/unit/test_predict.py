@@ -73,6 +73,38 @@ def test_one_picture_is_no_list(one: Any) -> None:
     assert model([]).shape == (0, 2)
 
 
+@pytest.mark.parametrize(
+    ("own", "shown"),
+    [
+        ((64, 64), (480, 480)),
+        ((30, 40), (360, 480)),
+        ((900, 600), (900, 600)),
+        ((1, 30_000), (1, 30_000)),
+        ((1, 9), (53, 480)),
+    ],
+)
+def test_a_photograph_is_marked_in_its_own_size(
+    own: tuple[int, int], shown: tuple[int, int]
+) -> None:
+    """The class depends on the left upper corner of what the network sees."""
+
+    def corner(pictures: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        bright = pictures[:, :, :2, :2].mean((1, 2, 3), dtype=np.float32)
+        return np.stack([bright / 50, 0 * bright + 3], 1)
+
+    model = Model(("a", "b"), 20, 16, "", "", "", corner)
+    photograph = Image.new("RGB", own, (90, 90, 90))
+    photograph.paste((200, 200, 200), (0, 0, own[0] // 2 or 1, own[1] // 2))
+    marked = np.asarray(model.explain(photograph, 0)).astype(int)
+    assert marked.shape == (shown[1], shown[0], 3)
+    coloured = np.argwhere(marked[..., 0] - marked[..., 2] > 60)
+    if min(own) > 1:
+        rows, columns = coloured.min(0)
+        assert min(rows / shown[1], columns / shown[0]) > 0.05, "what it does not see is grey"
+        assert max(marked[0, 0]) == 100
+        assert coloured.max(0)[0] < shown[1] * 0.6
+
+
 def test_an_unreadable_file_is_reported_in_one_line(tmp_path: Path) -> None:
     text, cut = (tmp_path / name for name in ("notes.jpg", "cut.jpg"))
     text.write_text("hello")

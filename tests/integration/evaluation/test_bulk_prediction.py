@@ -38,7 +38,7 @@ from kfp_ddp.storage.source import Changed, Entry
 from kfp_ddp.training.data.loader import pixel_format
 from kfp_ddp.training.distributed import alone, autocast
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
-from tests.commands import call, document, refused
+from tests.commands import call, document, output, refused
 from tests.evaluations import Trained, written
 from tests.files import forged
 from tests.tolerance import converted, near
@@ -391,6 +391,8 @@ def test_images_are_compared_with_those_of_the_evaluation(
             image.point(lambda value: value // 2).save(path)
     darker = document("predict", bundle, source, "--compare")
     assert (darker["differs"], darker["images"]) == (True, 52)
+    words = output("predict", bundle, source, "--compare").splitlines()[-1]
+    assert "expect more mistakes" in words
     other = Path(shutil.copytree(bundle, tmp_path / "other"))
     (other / bundles.REFERENCE).unlink()
     bundles.seal(other)

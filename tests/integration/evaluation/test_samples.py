@@ -126,7 +126,7 @@ def test_champion_has_the_same_images(skipping: Trained, trained: Trained, tmp_p
 
 
 def table(file: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(file.read_text().splitlines()))
+    return list(csv.DictReader(file.read_text(encoding="utf-8-sig").splitlines()))
 
 
 def saved_again(image: Path, target: Path) -> None:
