@@ -33,7 +33,7 @@ from kfp_ddp.models.bundle import LARGEST_MODEL, ONNX, WEIGHTS, Bundle
 from kfp_ddp.models.interface import read_interface
 from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, Logits
 from kfp_ddp.pictures import decoder
-from kfp_ddp.pictures.reading import MAX_PIXELS, Reading
+from kfp_ddp.pictures.reading import MAX_PIXELS, PADDING, Fit, Reading
 from kfp_ddp.pictures.shards import Where, content
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class Model:
     """Colour behind transparent pixels, as #rrggbb; '' drops the alpha channel."""
     value_range: str
     """Values of black and white, as BLACK,WHITE, of pictures of more than 8 bits or fractions."""
+    fit: Fit
+    """What of a picture that is not square is classified, as the setting of the training."""
     runtime: str
     """onnxruntime or torch."""
     logits: Logits
@@ -90,7 +92,9 @@ class Model:
 
     def square(self, picture: Picture) -> Bytes:
         """Return the part of a picture that is classified; see `square`."""
-        return square(picture, self.short_side, self.size, self.background, self.value_range)
+        return square(
+            picture, self.short_side, self.size, self.background, self.value_range, self.fit
+        )
 
     def compute(self, squares: Bytes) -> NDArray[np.float64]:
         """Return the same for results of `square`, [N, 3, size, size]."""
@@ -141,7 +145,7 @@ class Model:
         scale = max(1.0, _SHOWN_SIDE / max(photograph.size))
         size = [max(1, round(side * scale)) for side in photograph.size]
         photograph = photograph.resize((size[0], size[1]), Image.Resampling.BICUBIC)
-        left, top, right, bottom = _centre(photograph.size, self.short_side, self.size)
+        left, top, right, bottom = _seen(photograph.size, self.short_side, self.size, self.fit)
         box = (math.floor(left), math.floor(top), math.ceil(right), math.ceil(bottom))
         seen = photograph.crop(box).convert("RGB")
         seen.paste(_MARK, mask=mask.resize(seen.size, Image.Resampling.BILINEAR))
@@ -207,23 +211,43 @@ def square(
     size: int,
     background: str,
     value_range: str = "",
+    fit: Fit = "crop",
     max_pixels: int = MAX_PIXELS,
 ) -> Bytes:
-    """Return the centre of a picture: uint8 [3, size, size], RGB.
+    """Return the square that stands for a picture: uint8 [3, size, size], RGB.
 
-    The next four arguments are as the fields of `Model`. Values differ from those of torchvision
+    The next five arguments are as the fields of `Model`. Values differ from those of torchvision
     by 2 of 255 at most. Raise InputError if the picture cannot be read, or has more `max_pixels`.
     """
     reading = Reading(background=background, max_pixels=max_pixels, value_range=value_range)
     image = _decode(picture, reading)
+    if fit == "pad":
+        return np.asarray(_padded(image, size)).transpose(2, 0, 1)
     # Only the crop is computed: a very long and narrow picture would not fit into memory.
-    box = _centre(image.size, short_side, size)
+    box = _seen(image.size, short_side, size, fit)
     crop = image.resize((size, size), Image.Resampling.BILINEAR, box)
     return np.asarray(crop).transpose(2, 0, 1)
 
 
-def _centre(sides: tuple[int, int], short_side: int, size: int) -> Box:
-    """Return the part of a picture of these sides that is classified."""
+def _padded(image: Image.Image, size: int) -> Image.Image:
+    """Return all of a picture between bars of PADDING."""
+    scale = size / max(image.size)
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    whole = Image.new("RGB", (size, size), PADDING)
+    smaller = image.resize((width, height), Image.Resampling.BILINEAR)
+    # Odd bars are rounded as in the training.
+    whole.paste(smaller, (-((width - size) // 2), -((height - size) // 2)))
+    return whole
+
+
+def _seen(sides: tuple[int, int], short_side: int, size: int, fit: Fit) -> Box:
+    """Return the part of a picture of these sides that is classified; with bars, more than it."""
+    if fit == "squash":
+        return 0.0, 0.0, float(sides[0]), float(sides[1])
+    if fit == "pad":
+        longer = max(sides)
+        left, top = ((side - longer) / 2 for side in sides)
+        return left, top, left + longer, top + longer
     scale = short_side / min(sides)
     box = [0.0, 0.0, 0.0, 0.0]
     for axis, length in enumerate(sides):

@@ -149,12 +149,13 @@ def resolve(
 
 def _saved_before(config: TrainConfig, before: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of the earlier run that hold unless they are set anew."""
-    names = {"weight_decay", "momentum", "background", "value_range"}
+    names = {"weight_decay", "momentum", "background", "value_range", "fit"}
     if config.starts_from_weights:  # they name the network, but may be gone
         names.add("model")
     if before["warmup_epochs"] < config.epochs:
         names.add("warmup_epochs")
-    earlier = {"background": "", "value_range": "", **before}  # early versions lack both
+    # Early versions lack these.
+    earlier = {"background": "", "value_range": "", "fit": "crop", **before}
     return {name: earlier[name] for name in names if not config.is_set(name)}
 
 

@@ -8,6 +8,7 @@ from kfp_ddp.core.text import cell
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.variants import FILES, VariantsRecord
+from kfp_ddp.pictures.reading import PADDING
 from kfp_ddp.report.render import render_text
 from kfp_ddp.report.summary import figures
 
@@ -33,6 +34,8 @@ _FILES = {
     "sample/": "a v2 request, and the expected response",
     bundle.MANIFEST: "digests of all files: `sha256sum -c MANIFEST.sha256`",
 }
+_SHOWN = ("before", "background", "short_side", "fit")
+"""Parts of the preprocessing that the example repeats."""
 
 
 def metadata(folder: Path, name: str, uri: str) -> dict[str, Any]:
@@ -81,7 +84,8 @@ def readme(
         name=name,
         result=result,
         size=result.image_size,
-        **{key: signature["preprocessing"][key] for key in ("before", "background", "short_side")},
+        padding=PADDING,
+        **{key: signature["preprocessing"][key] for key in _SHOWN},
         figures=figures(result),
         weak=", ".join(f"{cell(row.name)} ({row.recall:.3f})" for row in worst),
         files=[(file, text) for file, text in _FILES.items() if file not in missing],

@@ -16,6 +16,7 @@ from kfp_ddp.export.formats import INPUT, MAX_BATCH, OUTPUT
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants
+from kfp_ddp.pictures.reading import PADDING
 from kfp_ddp.training.data.transforms import short_side
 from kfp_ddp.training.spec import model_file
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
@@ -81,7 +82,19 @@ def write(
 def describe_signature(info: ModelInfo) -> dict[str, Any]:
     """Return input and output of the graphs, preprocessing and postprocessing."""
     size = info.image_size
-    short = short_side(info.image_size, info.reading.crop)
+    fit = info.reading.fit
+    short = short_side(size, info.reading.crop) if fit == "crop" else size
+    fitting = {
+        "crop": (
+            f"resize the shorter side to {short}, bilinear with antialiasing",
+            f"crop the centre, {size} x {size}",
+        ),
+        "pad": (
+            f"resize the longer side to {size}, bilinear with antialiasing",
+            f"centre it on {size} x {size} of the colour {PADDING}",
+        ),
+        "squash": (f"resize to {size} x {size}, bilinear with antialiasing",),
+    }
     background = info.reading.background
     over = f", transparent parts over {background}" if background else ", without alpha"
     values = info.reading.value_range
@@ -102,12 +115,12 @@ def describe_signature(info: ModelInfo) -> dict[str, Any]:
         "preprocessing": {
             "before": [
                 f"decode to RGB, rotated by EXIF data{over}",
-                f"resize the shorter side to {short}, bilinear with antialiasing",
-                f"crop the centre, {size} x {size}",
+                *fitting[fit],
             ],
             "short_side": short,
             "background": background,
             "value_range": values,
+            "fit": fit,
             "in_graph": {"scale": 1 / 255, "mean": list(info.mean), "std": list(info.std)},
         },
         "postprocessing": "softmax over the logits; their order is that of classes.json",

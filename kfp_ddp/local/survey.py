@@ -23,7 +23,7 @@ from kfp_ddp.pictures.shards import Where, content
 from kfp_ddp.pictures.sides import ARCHIVES, TEST, TRAIN, VAL, is_image, tables_in
 from kfp_ddp.pictures.splits import read_tables
 from kfp_ddp.pictures.tables import Labels
-from kfp_ddp.plan.choice import SMALLEST, Photographs, statistics_of
+from kfp_ddp.plan.choice import SMALLEST, Photographs, cut_off, statistics_of
 from kfp_ddp.storage.address import check_address
 from kfp_ddp.storage.folder_source import LOST_AND_FOUND
 from kfp_ddp.storage.kinds import open_source
@@ -163,7 +163,9 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     _check_names(names, excluded, sync)
 
     counts = _count(layout, opened.broken)
-    short, decoding = statistics_of([header[:3] for header in opened.headers])
+    pictures = [header[:3] for header in opened.headers]
+    short, decoding = statistics_of(pictures)
+    notes += cut_off(pictures, reading.fit)
     notes += uneven(layout.classes, counts[TRAIN], counts[VAL])
     notes += _size_notes(training.get("image_size", 0), short)
     photographs = Photographs(

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.models.bundle import CLASSES, INTERFACE, REQUEST, RESPONSE, Bundle
-from kfp_ddp.pictures.reading import BACKGROUND, VALUE_RANGE
+from kfp_ddp.pictures.reading import BACKGROUND, VALUE_RANGE, Fit
 
 LARGEST_SIDE = 16384
 _LARGEST = 64 << 20
@@ -26,6 +26,8 @@ class _Preprocessing(Stored):
     short_side: _Side
     background: str = Field("", pattern=BACKGROUND)
     value_range: str = Field("", pattern=VALUE_RANGE)
+    fit: Fit = "crop"
+    """Bundles of earlier versions have none."""
 
 
 class _Signature(Stored):
@@ -82,6 +84,7 @@ class Interface(NamedTuple):
     """Colour behind transparent pixels, as #rrggbb; '' drops the alpha channel."""
     value_range: str = ""
     """As the setting of the training."""
+    fit: Fit = "crop"
 
 
 class Sample(NamedTuple):
@@ -103,7 +106,9 @@ def read_interface(bundle: Bundle) -> Interface:
         raise bundle.damaged(f"{'classes' if signature else 'signature'}.json is missing")
     size = signature.inputs[0].shape[2]
     before = signature.preprocessing
-    return Interface(classes.root, before.short_side, size, before.background, before.value_range)
+    return Interface(
+        classes.root, before.short_side, size, before.background, before.value_range, before.fit
+    )
 
 
 def read_sample(bundle: Bundle) -> Sample | None:

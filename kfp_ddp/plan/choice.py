@@ -9,7 +9,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from kfp_ddp.core import machine as limits
 from kfp_ddp.core.text import plural
+from kfp_ddp.pictures.reading import Fit
 from kfp_ddp.plan.form import SUBJECTS
 from kfp_ddp.training.spec.network_settings import SMALL_RESNETS
 
@@ -159,6 +160,10 @@ RANDOM = Plan(images_seen=100_000, min_epochs=30, max_epochs=150, floor_epochs=3
 WEIGHTS = Plan(images_seen=15_000, min_epochs=5, max_epochs=15, floor_epochs=2)
 
 
+LOST = 0.2
+"""Least part of most pictures that is worth a note: of 4:3 it is a quarter, of 3:2 a third."""
+
+
 @dataclass(frozen=True)
 class Photographs:
     """Statistics of the images before a training."""
@@ -186,6 +191,18 @@ def statistics_of(pictures: Sequence[tuple[str, int, int]]) -> tuple[int, float]
     ]
     short_sides = [min(width, height) for _, width, height in pictures]
     return int(median(short_sides)), fmean(decoding)
+
+
+def cut_off(pictures: Sequence[tuple[str, int, int]], fit: Fit) -> Iterator[str]:
+    """Yield that the square in the middle leaves out much of most (format, width, height)."""
+    if fit != "crop" or not pictures:
+        return
+    lost = 1 - median(min(sides) / max(1, *sides) for _, *sides in pictures)
+    if lost >= LOST:
+        yield (
+            f"{lost:.0%} of the longer side of most pictures is cut off: training={{fit: pad}} "
+            "shows all of them, between bars"
+        )
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from kfp_ddp.plan.choice import (
     Machine,
     Photographs,
     choose,
+    cut_off,
     merged,
     statistics_of,
     this_machine,
@@ -131,6 +132,7 @@ def _lines(
         lines.append(f"estimate: {choice.minutes:.0f} min of training, {cost}")
     if start.origin and not start:
         lines.append(start.origin)
+    lines += photographs.notes
     if seen and choice.warning:
         lines.append(f"warning: {choice.warning}")
     return lines
@@ -211,6 +213,7 @@ def _photographs(run: Run) -> Photographs:
         classes=len(layout.classes),
         short_side=short_side,
         decoding=decoding,
+        notes=tuple(cut_off(headers, run.config.fit)),
     )
 
 

@@ -25,7 +25,7 @@ from kfp_ddp.models.bundle import LARGEST_MODEL, ONNX, Bundle
 from kfp_ddp.models.champion import open_bundle
 from kfp_ddp.models.interface import Interface, read_interface, read_sample
 from kfp_ddp.models.onnx_runtimes import Loaded, Logits, load
-from kfp_ddp.pictures.reading import MAX_PIXELS
+from kfp_ddp.pictures.reading import MAX_PIXELS, Fit
 from kfp_ddp.predict import ranking, softmax, square
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Ready:
     loaded: Loaded
 
     @property
-    def form(self) -> tuple[int, int, str, str]:
+    def form(self) -> tuple[int, int, str, str, Fit]:
         """Arguments of `square` after the picture."""
         return self.interface[1:]
 

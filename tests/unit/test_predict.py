@@ -17,7 +17,7 @@ from kfp_ddp.cli import serve as predict
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.export import contents
 from kfp_ddp.export.formats import INPUT, OUTPUT
-from kfp_ddp.pictures.reading import Reading
+from kfp_ddp.pictures.reading import Fit, Reading
 from kfp_ddp.predict import Model, square
 from kfp_ddp.training.data import image_files, transforms
 from tests import triton
@@ -41,13 +41,17 @@ def noise(width: int, height: int, channels: int) -> Image.Image:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_pictures_are_read_as_in_evaluation(name: str, image: Image.Image, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fit", ["crop", "pad", "squash"])
+def test_pictures_are_read_as_in_evaluation(
+    name: str, image: Image.Image, fit: Fit, tmp_path: Path
+) -> None:
     image.save(tmp_path / name)
     for size, background in ((16, ""), (96, "#ffffff"), (128, "#102030")):
         short = transforms.short_side(size)
-        pixels = image_files.read(str(tmp_path / name), Reading(background=background))
-        evaluated = transforms.evaluate(pixels, size).numpy().astype(int)
-        own = square(tmp_path / name, short, size, background)
+        reading = Reading(background=background, fit=fit)
+        pixels = image_files.read(str(tmp_path / name), reading)
+        evaluated = transforms.evaluate(pixels, size, reading).numpy().astype(int)
+        own = square(tmp_path / name, short, size, background, fit=fit)
         assert np.abs(own - evaluated).max() <= 2
 
 
@@ -66,7 +70,7 @@ def test_only_the_centre_of_a_line_is_computed(shape: tuple[int, int], tmp_path:
     "one", ["a.jpg", Path("a.jpg"), b"", noise(9, 9, 3), np.zeros((9, 9, 3), np.uint8)], ids=type
 )
 def test_one_picture_is_no_list(one: Any) -> None:
-    model = Model(("a", "b"), 9, 9, "", "", "", lambda p: np.zeros((len(p), 2), np.float32))
+    model = Model(("a", "b"), 9, 9, "", "", "crop", "", lambda p: np.zeros((len(p), 2), np.float32))
     with pytest.raises(InputError, match="give a list of pictures"):
         model(one)
     assert model([np.asarray(noise(9, 9, 3))] * 2).shape == (2, 2)
@@ -92,7 +96,7 @@ def test_a_photograph_is_marked_in_its_own_size(
         bright = pictures[:, :, :2, :2].mean((1, 2, 3), dtype=np.float32)
         return np.stack([bright / 50, 0 * bright + 3], 1)
 
-    model = Model(("a", "b"), 20, 16, "", "", "", corner)
+    model = Model(("a", "b"), 20, 16, "", "", "crop", "", corner)
     photograph = Image.new("RGB", own, (90, 90, 90))
     photograph.paste((200, 200, 200), (0, 0, own[0] // 2 or 1, own[1] // 2))
     marked = np.asarray(model.explain(photograph, 0)).astype(int)

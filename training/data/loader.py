@@ -152,7 +152,7 @@ def _evaluated(
                 return Batch(images, [], [], [], str(error))
             skipped.append(position)
             continue
-        images[len(positions)] = image if cache else transforms.evaluate(image, size, reading.crop)
+        images[len(positions)] = image if cache else transforms.evaluate(image, size, reading)
         positions.append(position)
     targets = [index.targets[position] for position in positions]
     return Batch(images[: len(positions)], targets, positions, skipped, "")

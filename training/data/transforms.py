@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from kfp_ddp.pictures.reading import PADDING, READING, Reading
 from kfp_ddp.training.data.image_files import Decoded, Need
 from kfp_ddp.training.model import own_model
 from kfp_ddp.training.spec.config import TrainConfig
@@ -79,10 +80,11 @@ def _is_fixed(config: TrainConfig, for_training: bool) -> bool:
 def prepare(image: Tensor, config: TrainConfig, for_training: bool) -> Tensor:
     """Apply what is the same in every epoch, which a cache stores; it resamples crops twice."""
     if _is_fixed(config, for_training):
-        return evaluate(image, _prepared_size(config, for_training), config.reading.crop)
+        return evaluate(image, _prepared_size(config, for_training), config.reading)
     height, width = image.shape[-2:]
     short = short_side(_prepared_size(config, for_training), config.reading.crop)
-    scale = short / min(height, width)
+    side = max(height, width) if config.fit == "pad" else min(height, width)
+    scale = short / side
     return resize(image, round(height * scale), round(width * scale)) if scale < 1 else image
 
 
@@ -109,11 +111,11 @@ def finish(
     if own and own.transforms:
         return own.apply_transforms(image, size, draw)
     if augment.crop:
-        crop = _crop(decoded.height, decoded.width, config.crop_min_area, draw)
-        top, left, high, wide = _in_divided(crop, image, decoded.divisor)
-        image = image[:, top : top + high, left : left + wide]
+        crop = _drawn(config, decoded.height, decoded.width, draw)
+        inside = config.fit != "pad"
+        image = _cut(image, _in_divided(crop, image, decoded.divisor, inside=inside))
     elif not (prepared and _is_fixed(config, for_training=True)):
-        image = evaluate(image, size, config.reading.crop)
+        image = evaluate(image, size, config.reading)
     if augment.shift:
         image = _shift(image, max(1, size // 8), draw)
     if augment.flip and draw.random() < 0.5:
@@ -125,8 +127,26 @@ def finish(
     return image
 
 
-def evaluate(image: Tensor, size: int, crop: float = 0.0) -> Tensor:
-    """Cut the centre of an image: uint8 [3, H, W] to uint8 [3, size, size]."""
+def evaluate(image: Tensor, size: int, reading: Reading = READING) -> Tensor:
+    """Return the square that stands for an image: uint8 [3, H, W] to uint8 [3, size, size]."""
+    if reading.fit == "squash":
+        return resize(image, size, size)
+    if reading.fit == "pad":
+        return _padded(image, size)
+    return _centre(image, size, reading.crop)
+
+
+def _padded(image: Tensor, size: int) -> Tensor:
+    """Return all of an image between bars of PADDING."""
+    height, width = image.shape[-2:]
+    scale = size / max(height, width)
+    image = resize(image, max(1, round(height * scale)), max(1, round(width * scale)))
+    high, wide = image.shape[-2:]
+    return _cut(image, Crop((high - size) // 2, (wide - size) // 2, size, size))
+
+
+def _centre(image: Tensor, size: int, crop: float) -> Tensor:
+    """Cut the centre of an image."""
     if max(image.shape[-2:]) > _LINE * min(image.shape[-2:]):
         image = _middle_of_line(image)
     height, width = image.shape[-2:]
@@ -205,21 +225,57 @@ def _crop(height: int, width: int, min_area: float, draw: random.Random) -> Crop
     return Crop(top, left, high, wide)
 
 
+def _drawn(config: TrainConfig, height: int, width: int, draw: random.Random) -> Crop:
+    """Draw a random part of the square that `fit` makes of an image, in pixels of the image.
+
+    With fit=pad it may lie partly outside of it; with fit=squash it has other proportions.
+    """
+    if config.fit == "crop":
+        return _crop(height, width, config.crop_min_area, draw)
+    side = max(height, width)
+    crop = _crop(side, side, config.crop_min_area, draw)
+    if config.fit == "pad":
+        top = crop.top - (side - height) // 2
+        left = crop.left - (side - width) // 2
+        return Crop(top, left, crop.height, crop.width)
+    high = max(1, crop.height * height // side)
+    wide = max(1, crop.width * width // side)
+    return Crop(crop.top * height // side, crop.left * width // side, high, wide)
+
+
+def _cut(image: Tensor, crop: Crop) -> Tensor:
+    """Return a part of an image, with PADDING for what lies outside of it."""
+    top = max(0, crop.top)
+    left = max(0, crop.left)
+    bottom = max(0, crop.top + crop.height)
+    inner = image[:, top:bottom, left : max(0, crop.left + crop.width)]
+    high, wide = inner.shape[-2:]
+    if (high, wide) == (crop.height, crop.width):
+        return inner
+    colour = torch.tensor(PADDING, dtype=torch.uint8, device=image.device)
+    whole = colour[:, None, None].repeat(1, crop.height, crop.width)
+    whole[:, top - crop.top :][:, :high, left - crop.left :][:, :, :wide] = inner
+    return whole
+
+
 def needed(config: TrainConfig, epoch: int, position: int, height: int, width: int) -> Need:
     """Return what the random crop of `finish` needs, divided to `_SPARE` times the input."""
     if not AUGMENTATIONS[augmentation(config)].crop:
         return Need(1, height)
-    crop = _crop(height, width, config.crop_min_area, generator(config.seed, epoch, position))
+    crop = _drawn(config, height, width, generator(config.seed, epoch, position))
     least = _SPARE * size_of_epoch(config, epoch)
     short = min(crop.height, crop.width)
     by = next((by for by in (8, 4, 2) if short >= by * least), 1)
-    return Need(by, crop.top + crop.height)
+    return Need(by, min(height, max(1, crop.top + crop.height)))
 
 
-def _in_divided(crop: Crop, image: Tensor, by: int) -> Crop:
-    rows, columns = image.shape[-2:]
+def _in_divided(crop: Crop, image: Tensor, by: int, *, inside: bool) -> Crop:
+    """Return the same part of an image that was divided as it was decoded."""
     top, left, high, wide = (round(side / by) for side in crop)
-    return Crop(min(top, rows - high), min(left, columns - wide), high, wide)
+    if inside:  # rounded up, it may end a pixel behind the image
+        top = min(top, image.shape[-2] - high)
+        left = min(left, image.shape[-1] - wide)
+    return Crop(top, left, high, wide)
 
 
 def _shift(image: Tensor, by: int, draw: random.Random) -> Tensor:

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from kfp_ddp.pictures.reading import BACKGROUND, MAX_PIXELS, VALUE_RANGE
+from kfp_ddp.pictures.reading import BACKGROUND, MAX_PIXELS, VALUE_RANGE, Fit
 from kfp_ddp.training.spec.settings_part import SettingsPart
 
 
@@ -46,6 +46,10 @@ class ImageSettings(SettingsPart):
     """Values of black and white, such as -1000,1000, of images of one channel with more than 8 bits
     or fractions; '': 0 and the largest value of the bits, or 1, and images for which that is not
     clear are unreadable. Evaluation, predict and serve take that of the training."""
+    fit: Fit = "crop"
+    """What the network sees of an image that is not square: crop, the square in its middle; pad,
+    all of it between grey bars; squash, all of it without its proportions. Evaluation, predict and
+    serve take that of the training."""
     on_bad_image: Literal["fail", "skip"] = "fail"
     """An image that cannot be read: fail with its name, or skip and count it."""
     max_pixels: int = Field(MAX_PIXELS, ge=1)

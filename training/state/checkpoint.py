@@ -85,8 +85,8 @@ class ModelInfo:
     @property
     def reading(self) -> Reading:
         """How the run read images; runs of earlier versions dropped alpha channels."""
-        names = {"on_bad_image", "max_pixels", "background", "value_range"} & self.config.keys()
-        fields = {name: self.config[name] for name in names}
+        names = {"on_bad_image", "max_pixels", "background", "value_range", "fit"}
+        fields = {name: self.config[name] for name in names & self.config.keys()}
         return Reading(**fields, crop=timm_networks.preprocessing(self.model).crop)
 
     @property

@@ -53,7 +53,7 @@ BRANCH = OWN.replace(
 def saved(trained: Trained, folder: Path, text: str) -> Trained:
     """Return an evaluated training of a network of a file."""
     known = checkpoint.verify(trained.checkpoint).fields["config"]
-    own = {"model": "mine.py:build", "model_code": packed.pack(text.encode())}
+    own = {"model": "mine.py:build", "model_code": packed.pack(text.encode()), "fit": "pad"}
     config = TrainConfig.create(**{**known, **own}).model_dump()
     mean = (0.5,) * 3
     torch.manual_seed(0)
@@ -95,6 +95,8 @@ def test_an_unsupported_format_is_reported_and_left_out(made: Trained) -> None:
 
 @pytest.mark.slow
 def test_the_example_in_the_card_runs(made: Trained) -> None:
+    preprocessing = json.loads((made.bundle / "signature.json").read_text())["preprocessing"]
+    assert (preprocessing["fit"], preprocessing["short_side"]) == ("pad", 16)
     run_example(made)
 
 

@@ -438,6 +438,9 @@ def test_classes_broken_images_and_other_files_are_counted(photos: Path) -> None
     assert int(rows["all"]) == surveyed.photographs.train
     notes = "\n".join(surveyed.photographs.notes)
     assert "3 files not read: 2 .svg, 1 .csv" in notes
+    assert "33% of the longer side" in notes
+    for fit in ("pad", "squash"):
+        assert "longer side" not in str(survey(str(photos), {"training": {"fit": fit}}))
     assert "labels=labels.csv" in notes
     assert r"c\u200b" in notes, "few images"
     assert "\n".join(surveyed.left_out).count("a/") == 2

@@ -1,5 +1,6 @@
 """Images are read, transformed, cached and loaded."""
 
+import functools
 import os
 import shutil
 import stat
@@ -14,10 +15,11 @@ import torch.nn.functional as F  # noqa: N812
 from PIL import Image
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.pictures.reading import PADDING, Fit, Reading
 from kfp_ddp.pictures.splits import scan
-from kfp_ddp.training.data import loader, transforms
+from kfp_ddp.training.data import image_files, loader, transforms
 from kfp_ddp.training.data.cache import Cache, folder_for
-from kfp_ddp.training.data.image_files import examine
+from kfp_ddp.training.data.image_files import Decoded, examine
 from kfp_ddp.training.data.loader import Batch, Images
 from kfp_ddp.training.model import networks
 from kfp_ddp.training.spec.config import TrainConfig
@@ -243,6 +245,65 @@ def test_evaluation_cuts_the_centre_as_for_imagenet() -> None:
     image = torch.zeros(3, 256, 512, dtype=torch.uint8)
     image[:, 16:240, 144:368] = 255
     assert bool((transforms.evaluate(image, 224) == 255).all())
+
+
+STRIPE = F.interpolate(torch.arange(12.0).reshape(1, 1, 1, 12), (32, 64), mode="bilinear")
+"""A wide image that becomes brighter from left to right."""
+
+
+@pytest.mark.parametrize("fit", ["pad", "squash"])
+def test_the_whole_image_is_seen(fit: Fit) -> None:
+    image = (20 * STRIPE[0]).byte().repeat(3, 1, 1)
+    for size in (32, 224):
+        seen = transforms.evaluate(image, size, Reading(fit=fit))[0].float()
+        assert (seen[size // 2, 0], seen[size // 2, -1]) == (0, 220)
+        bar = size // 4 if fit == "pad" else 0
+        assert bool((seen[:bar] == PADDING[0]).all())
+        assert bool((seen[size - bar :] == PADDING[0]).all())
+        rows = seen[bar : size - bar]
+        assert bool((rows == rows[0]).all())
+
+
+@pytest.mark.parametrize(("fit", "allowed"), [("pad", 0.0), ("squash", 3.0)])
+def test_a_random_part_is_one_of_what_is_seen(split: Path, fit: Fit, allowed: float) -> None:
+    """A part of the image is that of the square which `fit` makes of it, but for resampling."""
+    image = (20 * STRIPE[0]).byte().repeat(3, 1, 1)
+    square = transforms.evaluate(image, 64, Reading(fit=fit))
+    settings: Any = {"augment": "crop-flip", "image_size": 32, "crop_min_area": 0.08}
+    seen = set()
+    for position in range(60):
+        part, expected = (
+            transforms.finish(
+                Decoded(one, *one.shape[-2:]), run(split, **settings, fit=of), 3, position, False
+            )
+            for one, of in ((image, fit), (square, "crop"))
+        )
+        assert (part.float() - expected.float()).abs().max() <= allowed
+        seen.add(bool((part == torch.tensor(PADDING)[:, None, None]).all(0).any()))
+    assert seen == ({True, False} if fit == "pad" else {False})
+
+
+# The sharp edge of a bar moves by up to half a pixel.
+@pytest.mark.parametrize(("fit", "allowed"), [("crop", 3), ("pad", 8), ("squash", 3)])
+@pytest.mark.parametrize("shape", [(900, 300), (300, 900)])
+def test_a_part_is_the_same_however_little_is_decoded(
+    split: Path, fit: Fit, allowed: float, shape: tuple[int, int], tmp_path: Path
+) -> None:
+    photograph = Image.radial_gradient("L").resize(shape).convert("RGB")
+    photograph.save(tmp_path / "a.jpg", quality=95)
+    config = run(split, augment="crop-flip", image_size=32, fit=fit)
+    whole = image_files.read(str(tmp_path / "a.jpg"))
+    divided = set()
+    for position in range(12):
+        need = functools.partial(transforms.needed, config, 1, position)
+        part = image_files.read_part(str(tmp_path / "a.jpg"), config.reading, need)
+        divided.add(part.divisor)
+        seen, expected = (
+            transforms.finish(decoded, config, 1, position, False)
+            for decoded in (part, Decoded(whole, *whole.shape[-2:]))
+        )
+        assert (seen.float() - expected.float()).abs().mean() < allowed
+    assert max(divided) > 1
 
 
 @pytest.mark.parametrize("crop", [slice(None), slice(5, 60)])
