@@ -33,6 +33,8 @@ KINDS: dict[str, tuple[type, str]] = {
 """Python type and description by KFP's name of a parameter type."""
 
 
+_WRITTEN: dict[type, tuple[type, ...]] = {float: (int, str), int: (str,)}
+"""Types of values that may be written for a number."""
 Word = str | tuple[str, Any]
 """A setting: the text key=value, or a key and its value."""
 
@@ -68,7 +70,7 @@ class Form:
         training.cache_gb, or cache_gb if only one mapping has it. Such a setting is added to the
         mapping of the arguments `old`, or to the default. A mapping replaces it, as in KFP's API.
         """
-        settings = _read_file(file) if file else []
+        settings = _read_file(file, json_numbers=not self.subjects) if file else []
         for word in words:
             settings.append(self._parse_word(word) if isinstance(word, str) else word)
         arguments = self.check(settings)
@@ -120,7 +122,7 @@ class Form:
         if model is None:
             if self._is(key.parameter, "STRING"):
                 return text
-            return _parse_yaml(text)
+            return _parse_yaml(text, json_numbers=True)
         annotation = model.model_fields[field].annotation
         is_text = annotation is str or bool(model.choices(field))
         if is_text or not text:
@@ -285,11 +287,11 @@ def _some(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values}
 
 
-def _read_file(file: Path) -> list[tuple[str, Any]]:
+def _read_file(file: Path, json_numbers: bool) -> list[tuple[str, Any]]:
     advice = "write lines such as epochs: 10"
     text = text_of(file, advice)
     try:
-        content = yaml_of(text)
+        content = yaml_of(text, json_numbers=json_numbers)
     except InputError as error:
         raise InputError(f"{file} {error}; {advice}") from None
     if not isinstance(content, dict):
@@ -297,9 +299,9 @@ def _read_file(file: Path) -> list[tuple[str, Any]]:
     return [(str(name), value) for name, value in content.items()]
 
 
-def _parse_yaml(text: str) -> Any:
+def _parse_yaml(text: str, json_numbers: bool = False) -> Any:
     try:
-        return yaml_of(text)
+        return yaml_of(text, json_numbers=json_numbers)
     except InputError:
         return text
 
@@ -329,9 +331,9 @@ def _converted(value: Any, kind: type) -> Any:
     """Return a number in the type of its parameter, if it is written in another one."""
     if isinstance(value, bool):
         return value
-    if kind is float and isinstance(value, str | int):
+    if isinstance(value, _WRITTEN.get(kind, ())):
         with contextlib.suppress(ValueError):
-            return float(value)  # YAML reads 1e-2 as text
+            value = float(value)  # YAML reads 1e-2 as text
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
     return value

@@ -35,6 +35,11 @@ def _guarded(value: object) -> object:
     return _UNGUARDED.sub("'", value) if isinstance(value, str) else value
 
 
+def unguarded(cell: str) -> str:
+    """Return the text of a cell as it was before it was written."""
+    return _GUARDED.sub("", cell)
+
+
 class Reader:
     """Rows of a table by column, without that `'`; raise ValueError for what is no table.
 
@@ -57,6 +62,6 @@ class Reader:
         try:
             first = file.readline().removeprefix(_MARK)
             for row in csv.reader(itertools.chain([first], file)):
-                yield [_GUARDED.sub("", cell) for cell in row]
+                yield list(map(unguarded, row))
         except csv.Error as error:
             raise ValueError(str(error)) from None

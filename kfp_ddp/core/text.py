@@ -1,9 +1,12 @@
 """Make texts safe for messages, Markdown, terminals and containers; read JSON and YAML."""
 
 import json
+import re
 import unicodedata
+from collections import Counter
 from datetime import date
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 from kfp_ddp.core.errors import InputError
@@ -18,11 +21,20 @@ def one_line(value: object, limit: int = 240) -> str:
 
 
 def from_json(text: str | bytes | bytearray) -> Any:
-    """Return the content of a JSON text; raise ValueError, also where it is nested too deep."""
+    """Return the content of a JSON text; raise ValueError, also for a key twice or deep nesting."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_mapping)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the mapping of pairs; raise ValueError for two values of one key."""
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        ((key, _),) = Counter(map(itemgetter(0), pairs)).most_common(1)
+        raise ValueError(f"the key {key!r} stands twice")
+    return mapping
 
 
 _DEEPEST = 100
@@ -31,16 +43,19 @@ LARGEST_YAML = 2 << 20
 """Characters of a YAML text, and of what it stands for: aliases repeat parts of it."""
 _LONGEST_NUMBER = 64
 """Characters of a number: one of thousands fits no float, and Python writes no such integer."""
+_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]{1,2}\Z")
+"""A number of JSON with an exponent."""
 
 
-def yaml_of(text: str, several: bool = False) -> Any:
+def yaml_of(text: str, several: bool = False, json_numbers: bool = False) -> Any:
     """Return the value of a YAML text, or the list of several documents; raise InputError.
 
     The values are of JSON, or dates, and there are no merge keys: a few of them make gigabytes.
+    With `json_numbers` 1e-3 is a number, which PyYAML reads and writes as text.
     """
     import yaml  # only where there is some
 
-    loader = _loader()
+    loader = _loader(json_numbers)
     try:
         if len(text) > LARGEST_YAML:
             raise ValueError(f"it has more than {LARGEST_YAML:,} characters")
@@ -84,13 +99,22 @@ def _date(value: Any) -> str:
 
 
 @cache
-def _loader() -> Any:
+def _loader(json_numbers: bool) -> Any:
     """Return a loader whose errors have a line, without numbers and keys that are no JSON."""
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
         def flatten_mapping(self, node: Any) -> None:
-            """Leave merge keys, for which there is no constructor then."""
+            """Leave merge keys, for which there is no constructor then; refuse a key twice."""
+            lines: dict[str, int] = {}
+            for key, _ in node.value:
+                name = str(self.construct_object(key, deep=True))
+                line = key.start_mark.line + 1
+                if name in lines:
+                    places = f"in line {lines[name]} and in line {line}: keep one of them"
+                    problem = f"the key {one_line(name, 64)} stands twice, {places}"
+                    raise yaml.constructor.ConstructorError(problem=problem)
+                lines[name] = line
 
         def construct_object(self, node: Any, deep: bool = False) -> Any:
             try:
@@ -101,6 +125,8 @@ def _loader() -> Any:
                 problem = one_line(error)
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
+    if json_numbers:
+        Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
     return Loader
 
 

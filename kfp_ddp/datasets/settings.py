@@ -18,11 +18,14 @@ class _Model(Settings):
     @field_validator("*", mode="before")
     @classmethod
     def _as_json_means_it(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse true for a number, 0 or text for true/false; split a text into globs at commas."""
+        """Refuse true for a number, 0 or text for true/false; split a text into globs at commas.
+
+        A number may be text, as YAML reads 1e-3.
+        """
         kind = cls.model_fields[str(info.field_name)].annotation
         if kind is bool and not isinstance(value, bool):
             raise ValueError("it should be true or false")
-        if kind in (int, float) and isinstance(value, bool | str):
+        if kind in (int, float) and isinstance(value, bool):
             raise ValueError("it should be a number")
         if kind == tuple[str, ...] and isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())

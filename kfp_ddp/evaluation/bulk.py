@@ -200,19 +200,22 @@ class Table:
     def join(self, listing: Listing, record: dict[str, Any]) -> None:
         """Make the table of all rows, and its record; raise UnavailableError without a part."""
         counts = Counter[str]()
+        done = bytearray(len(listing))
 
         def counted() -> Iterator[Row]:
-            for _, row in self.rows(listing):
+            for at, row in self.rows(listing):
                 counts[row["class"]] += 1
+                done[at] = True
                 yield row
 
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, f"table{self.suffix}")
             self.write(file, counted())
-            if lacking := len(listing) - counts.total():
+            if lacking := done.count(0):
                 raise UnavailableError(
-                    f"{self.uri} lacks {lacking:,} rows, as another run deleted or replaced "
-                    f"parts: run again, and if it lacks them again, delete {self.parts}"
+                    f"{self.uri} lacks {lacking:,} rows, that of {listing.names[done.find(0)]!a} "
+                    "first, as another run deleted or replaced parts: run again, and if it lacks "
+                    f"them again, delete {self.parts}, and rename this object"
                 )
             self.store.put(file, self.name)
         unreadable = counts.pop("", 0)

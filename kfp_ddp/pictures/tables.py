@@ -3,12 +3,13 @@
 import codecs
 import csv
 import io
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.spreadsheet import unguarded
+from kfp_ddp.core.text import from_json
 
 LARGEST = 256 << 20
 """Largest table in bytes: one of a million images has about 80 MB."""
@@ -93,7 +94,7 @@ def _by_column(rows: Iterator[list[str]]) -> tuple[list[str], ...]:
         columns += ([""] * count for _ in range(len(row) - len(columns)))
         row += [""] * (len(columns) - len(row))
         for column, cell in zip(columns, row, strict=True):
-            text = cell.strip()
+            text = unguarded(cell.strip())
             if len(text) < _SHORT:
                 text = shared.setdefault(text, text)
             column.append(text)
@@ -133,7 +134,7 @@ def _lines(text: str, separator: str = "") -> Iterator[list[str]]:
 def _objects(text: str, keys: dict[str, int]) -> Iterator[list[str]]:
     """Yield the values of each object of JSON lines, and number their keys in `keys`."""
     for number, line in enumerate(text.split("\n"), 1):  # JSON may hold U+2028
-        record = json.loads(line) if line.strip() else {}
+        record = from_json(line) if line.strip() else {}
         if not isinstance(record, dict):
             raise ValueError(f"line {number} is not a JSON object")
         for key in record:

@@ -1,5 +1,6 @@
 """The settings of a sweep, and the trials that follow from its lists and ranges."""
 
+import contextlib
 import itertools
 import json
 import math
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.settings import Settings
+from kfp_ddp.core.settings import Settings, rename
 from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.spec.recipes import RecipeName
 
@@ -95,11 +96,26 @@ class Sweep(Settings):
 
 def listed(sweep: Sweep) -> list[Trial]:
     """Return the explicit trials and the grid, without duplicates; raise InputError."""
-    trials = [dict(trial) for trial in sweep.trials]
+    trials = [_typed_settings(trial) for trial in sweep.trials]
     if sweep.space and not sweep.draws:
         trials += _grid(sweep)
     unique = {key_of(trial): trial for trial in trials}
     return list(unique.values())
+
+
+def _typed_settings(trial: Trial) -> Trial:
+    return {name: _typed(name, value) for name, value in trial.items()}
+
+
+def _typed(name: str, value: Any) -> Any:
+    """Return a value in the type of its setting, as YAML reads 1e-3 as text.
+
+    It stays as it is if there is no such setting or it is invalid, which fails with its trial.
+    """
+    (field,) = rename({name: None}, TrainConfig)
+    with contextlib.suppress(LookupError, InputError):
+        return TrainConfig.checked(field, value)
+    return value
 
 
 def _grid(sweep: Sweep) -> list[Trial]:
@@ -159,16 +175,27 @@ def examples_of(sweep: Sweep) -> list[Trial]:
 def draw(trial: "optuna.trial.Trial", name: str, values: Any) -> Any:
     """Return the value of a setting that a trial of Optuna proposes; raise InputError."""
     if not isinstance(values, Mapping):
-        return trial.suggest_categorical(name, list(_choices(name, values)))
+        return trial.suggest_categorical(name, _choices(name, values))
     low, high, log, integers = _range(name, values)
     if integers:
         return trial.suggest_int(name, int(low), int(high), log=log)
-    return float(f"{trial.suggest_float(name, low, high, log=log):.3g}")
+    return trial.suggest_float(name, low, high, log=log)
 
 
-def _choices(name: str, values: Any) -> list[Any] | tuple[Any, ...]:
+def rounded(value: float, low: float, high: float) -> float:
+    """Return a value of a range with three digits of it or of the width, whichever is finer."""
+    size = min(abs(value), high - low) or high - low
+    digits = 2 - math.floor(math.log10(size))
+    return min(max(round(value, digits), low), high)
+
+
+def _choices(name: str, values: Any) -> list[Any]:
     if isinstance(values, list | tuple) and values:
-        return values
+        typed = [_typed(name, value) for value in values]
+        for value in typed:
+            if typed.count(value) > 1:
+                raise InputError(f"sweep: {name} has {value!r} twice: keep one of them")
+        return typed
     if isinstance(values, Mapping):
         raise InputError(f"sweep: {name} is a range: set samples, how many trials are drawn")
     raise InputError(f"sweep: {name}={values!r} should be a list of values")
@@ -176,8 +203,8 @@ def _choices(name: str, values: Any) -> list[Any] | tuple[Any, ...]:
 
 def _range(name: str, values: Mapping[str, Any]) -> tuple[float, float, bool, bool]:
     """Return the ends, whether by logarithm, and whether setting and ends are integers."""
-    low = values.get("min", math.nan)
-    high = values.get("max", math.nan)
+    low = _typed(name, values.get("min", math.nan))
+    high = _typed(name, values.get("max", math.nan))
     by_log = values.get("log", False)
     numbers = isinstance(low, int | float) and isinstance(high, int | float)
     ordered = numbers and low < high

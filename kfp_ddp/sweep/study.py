@@ -193,11 +193,15 @@ class Study:
         """Return the sampler of the next proposal; its seed depends on how many there were."""
         import optuna
 
+        from kfp_ddp.sweep.sampler import RoundingSampler
+
         seed = (self.sweep.seed * 100_003 + len(self._study.get_trials(deepcopy=False))) % 2**32
         if self.sweep.sampler != "tpe":
-            return optuna.samplers.RandomSampler(seed)
+            return RoundingSampler(optuna.samplers.RandomSampler(seed))
         first = max(4, min(10, self.sweep.draws // 3))
-        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=first, constant_liar=True)
+        return RoundingSampler(
+            optuna.samplers.TPESampler(seed=seed, n_startup_trials=first, constant_liar=True)
+        )
 
     def _tell(self, proposal: int, trial: Trial) -> None:
         """Give the sampler the accuracy of a trial at its first rung, once."""

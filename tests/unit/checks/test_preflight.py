@@ -372,7 +372,8 @@ def test_each_value_and_end_of_a_range_is_checked_where_trials_are_drawn() -> No
     ("sweep", "reason"),
     [
         ({}, "sweep has 0 trials, and 2 to 1000 can be tried"),
-        ({"space": {"epochs": [1, 1]}}, "sweep has 1 trials"),
+        ({"space": {"epochs": [1]}}, "sweep has 1 trials"),
+        ({"space": {"epochs": [1, 2, "1"]}}, "epochs has 1 twice"),
         ({"space": {"seed": [*range(MAX_TRIALS + 1)]}}, "1001 combinations, and 1000"),
         ({"samples": 4}, "sweep sets samples, but no space to draw them from"),
         ({"sampler": "tpe", "space": {"epochs": [1, 3]}}, "set samples"),

@@ -107,7 +107,8 @@ class Weights(Stored):
 
 
 @pytest.mark.parametrize(
-    "text", [None, "", b"", '{"step": 1', b"\xff\xfe", "[1, 2]", "null", "[" * 100_000]
+    "text",
+    [None, "", b"", '{"step": 1', b"\xff\xfe", "[1, 2]", "null", "[" * 100_000, '{"a": 1, "a": 2}'],
 )
 def test_what_is_no_json_object_is_an_empty_one(text: str | bytes | None, tmp_path: Path) -> None:
     assert mapping_in(text) == {}

@@ -61,6 +61,7 @@ def test_numbers_arrive_as_floats_and_globs_as_one_text() -> None:
     assert result == SyncOptions(dataset="photos", **wanted)
     assert [type(result.lock_wait), type(result.max_delete)] == [int, float]
     assert options_of("", {"include": ["a", "b"]}).include == ("a", "b")
+    assert options_of("", {"max_delete": "1e-1"}).max_delete == 0.1  # as YAML reads it
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,7 @@ def test_numbers_arrive_as_floats_and_globs_as_one_text() -> None:
         ({"max_delet": 1}, "sync has no setting 'max_delet'; did you mean 'max_delete'?"),
         ({"dataset": "x"}, "sync sets dataset, which the step sets itself"),
         ({"keep_versions": True}, "keep_versions=True cannot be used: it should be a number"),
+        ({"max_delete": "a"}, "max_delete='a' cannot be used: it should be a valid number"),
         ({"max_delete": 2}, r"max_delete=2 cannot be used: it should be less than .* 1 \(Refuse"),
         ({"verify": None}, "verify=None is unknown: it is one of list, quick, full"),
         ({"verify": "ful"}, "verify='ful' is unknown: .*; did you mean 'full'?"),

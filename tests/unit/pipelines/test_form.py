@@ -95,7 +95,14 @@ def test_words_override_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("epochs: [", "is not YAML"), ("- epochs", "has no settings; write lines such as epochs: 10")],
+    [
+        *(("epochs: [", "is not YAML"), ("- epochs", "has no settings; write lines such as")),
+        ("epochs: 1\nseed: 2\nepochs: 3", "epochs stands twice, in line 1 and in line 3"),
+        ("gate:\n  tags: a\n  'tags': b", "tags stands twice, in line 2 and in line 3"),
+        ("sweep:\n- {a: 1}\n- {a: [{b: 1, b: 1}]}", "b stands twice, in line 3 and in line 3"),
+        ('{"epochs": 1,\n"epochs": 2}', "epochs stands twice, in line 1 and in line 2"),
+        ("&a epochs: 1\n*a : 2", "epochs stands twice, in line 1 and in line 1"),
+    ],
 )
 def test_invalid_file_fails_with_one_line_error(text: str, line: str, tmp_path: Path) -> None:
     file = write(tmp_path / "settings.yaml", text)
@@ -153,7 +160,9 @@ def _own() -> Form:
     ("word", "argument"),
     [
         *(("rounds=3", 3), ("rounds=3.0", 3), ("share=1e-2", 0.01), ("words=12", "12")),
-        *(("loud=true", True), ("names=[a, b]", ["a", "b"])),
+        *(("loud=true", True), ("names=[a, b]", ["a", "b"]), ("rounds=1e3", 1000)),
+        *(("names=[1e-3, 0.01]", [0.001, 0.01]), ("words=1e-3", "1e-3")),
+        *(("training={a: [1E-3], b: 1e5x}", {"a": [0.001], "b": "1e5x"}), ("share='2'", 2.0)),
         *(("training={colour: 1}", {"colour": 1}), ("size=M", "M")),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.core.errors import JobError
-from kfp_ddp.plan.sweep import Sweep
+from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.text import yaml_of
+from kfp_ddp.plan.sweep import Sweep, examples_of
 from kfp_ddp.runs.train.engine import figures_of
 from kfp_ddp.sweep.leaderboard import Leaderboard, read
 from kfp_ddp.sweep.study import Result, Study, Trial, search
@@ -46,7 +48,7 @@ class Trainer:
 
 
 def played(
-    folder: Path, trainer: Trainer, at_once: int = 0, **settings: Any
+    folder: Path, trainer: Callable[[Trial], Result], at_once: int = 0, **settings: Any
 ) -> tuple[Study, list[Trial]]:
     folder.mkdir(exist_ok=True)
     create = partial(TrainConfig.create, data="/d", output_dir="/o")
@@ -89,6 +91,45 @@ def test_trials_without_halving_a_budget_and_a_space_without_more(tmp_path: Path
     _, trials = played(tmp_path / "3", Trainer(), **GRID, max_gpu_hours=2)
     assert 3 < len(trials) < 16
     assert max(trial.level for trial in trials) == 2  # one is complete before the end
+
+
+ENDS = [
+    *({"min": 0.99, "max": 0.9999}, {"min": 0.0, "max": 1e-4}, {"min": 0.98765, "max": 0.98766}),
+    *({"min": "1e-5", "max": "9e-1", "log": True}, {"min": 0.998, "max": 0.999, "log": True}),
+]
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+@pytest.mark.parametrize("ends", ENDS)
+def test_values_are_as_fine_as_their_range(
+    tmp_path: Path, ends: dict[str, Any], sampler: str
+) -> None:
+    space = {"space": {"ema_decay": ends}, "samples": 60, "sampler": sampler}
+    study, trials = played(tmp_path / "s", lambda _: Result(0.5, "step-1"), **space)
+    values = [trial.settings["ema_decay"] for trial in trials]
+    assert len(set(values)) > 50
+    assert all(float(ends["min"]) <= value <= float(ends["max"]) for value in values)
+    assert max(len(repr(value)) for value in values) <= 10
+    proposed = study._study.get_trials()
+    known = {trial.proposal: proposed[trial.proposal].params["ema_decay"] for trial in trials}
+    assert list(known.values()) == values
+
+
+def test_values_of_a_sweep_have_the_type_of_their_setting() -> None:
+    text = yaml_of(
+        "trials: [{learning_rate: 1e-3, epochs: '3'}, {learning_rate: 0.001, epochs: 4}]\n"
+        "space: {weight_decay: [1e-4, '5e-4'], epochs: {min: 2.0, max: '9'}, pretrained: [true]}"
+    )
+    examples = examples_of(Sweep.create(**text, samples=2))
+    first = {"weight_decay": 0.0001, "epochs": 2, "pretrained": "true"}
+    assert examples == [
+        *({"learning_rate": 0.001, "epochs": 3}, {"learning_rate": 0.001, "epochs": 4}),
+        *(first, {**first, "weight_decay": 0.0005}, first, {**first, "epochs": 9}, first),
+    ]
+    assert {type(one["epochs"]) for one in examples} == {int}
+    for values in ([1e-3, "1e-3"], [0.1, 0.2, 0.1]):
+        with pytest.raises(InputError, match=r"learning_rate has 0.* twice"):
+            examples_of(Sweep.create(space={"learning_rate": values}))
 
 
 def test_a_proposal_that_cannot_be_trained_fails_alone(tmp_path: Path) -> None:
