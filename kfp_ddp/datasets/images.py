@@ -15,7 +15,7 @@ from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
 from kfp_ddp.pictures.layout import Layout, LayoutRule, lay_out
-from kfp_ddp.pictures.sides import SIDES, TRAIN, tables_in
+from kfp_ddp.pictures.sides import SIDES, TRAIN, likely_tables
 from kfp_ddp.pictures.splits import splits_of
 from kfp_ddp.pictures.tables import LARGEST, Labels, labels_of
 from kfp_ddp.storage.kinds import open_source
@@ -77,7 +77,7 @@ def look_at(listing: Listing, rule: LayoutRule, tables: Sequence[Labels]) -> Dat
 def _table(context: Context, name: str, listing: Listing) -> bytes:
     index = bisect_left(listing.names, name)
     if index == len(listing) or listing.names[index] != name:
-        tables = tables_in(listing.names)
+        tables = likely_tables(listing.names)
         hint = f"; it has {', '.join(tables[:_SHOWN])}" if tables else ""
         raise InputError(f"labels={name} is not in it{hint}")
     if listing.sizes[index] > LARGEST:

@@ -114,9 +114,8 @@ class _Table:
         places = range(len(first))
         numbers = [str(place + 1) for place in places]
         self._start = int(self._has_header(first, numbers))
-        self._heads = numbers
-        if self._start:
-            self._heads = [head or number for head, number in zip(first, numbers, strict=True)]
+        heads = first if self._start else self._heads_above(numbers)
+        self._heads = [head or number for head, number in zip(heads, numbers, strict=True)]
         # Of two columns with one name, the first.
         by_name = zip(reversed(self._heads), reversed(places), strict=True)
         self._positions = dict(zip(numbers, places, strict=True)) | dict(by_name)
@@ -172,6 +171,18 @@ class _Table:
                 f"choose columns, as in labels={self._table.name}#PATH,LABEL"
             )
 
+    @property
+    def doubt(self) -> str:
+        """Return why the column of classes may have none; '' without such a reason."""
+        cells = self._cells[self._labels[0]]
+        if len(set(cells)) < max(2, len(cells)):
+            return ""
+        return (
+            f"column `{self._heads[self._labels[0]]}` of {self._what} has another value in each "
+            f"row, so it is no class: choose columns, as in labels={self._table.name}#PATH,LABEL, "
+            "or set no labels where folders are the classes"
+        )
+
     def _image(self, path: str) -> str:
         """Return the image that a path means; '' for none, InputError for more than one."""
         names = self._images.like(path)
@@ -204,6 +215,14 @@ class _Table:
             f"is a header, choose columns, as in labels={self._table.name}#{name},LABEL; the "
             "known ones are path and label"
         )
+
+    def _heads_above(self, numbers: Sequence[str]) -> Sequence[str]:
+        """Return the names of columns in the comment above the first row, else numbers."""
+        words = re.split(r"\s*[,;\t|]\s*|\s+", self._table.above)
+        known = _KNOWN.union(map(_plain, self._table.chosen))
+        if len(words) != len(numbers) or known.isdisjoint(map(_plain, words)):
+            return numbers
+        return words
 
     def _index(self, name: str) -> int:
         """Return the column of a name or number."""
@@ -354,10 +373,13 @@ class _Listed:
     """Tables by the form of their columns."""
     places: dict[str, str] = field(default_factory=dict)
     """A folder that has named the split of its images, by split."""
+    doubt: str = ""
+    """Why a column of classes may have none."""
 
     def add(self, table: Labels, images: _Images, role_of_table: str) -> None:
         """Add the rows of a table; raise InputError if another row says otherwise."""
         columns = _Table(table, images)
+        self.doubt = self.doubt or columns.doubt
         self.forms.setdefault(columns.form, []).append(table.name)
         for name, label, part in columns.rows():
             role = part or role_of_table or self._role_by_folder(name, label)
@@ -409,8 +431,9 @@ def assign_by_labels(names: Sequence[str], tables: Sequence[Labels], layout: str
     if unnamed and TRAIN not in sides:
         other = assign_by_folders(_beside(names, listed.images.keys(), unnamed), layout)
         other.sides |= sides
-        return replace(other, form=f"{listed.form} and {other.form}")
-    result = Assignment(sides, listed.form)
+        form = f"{listed.form} and {other.form}"
+        return replace(other, form=form, doubt=listed.doubt)
+    result = Assignment(sides, listed.form, doubt=listed.doubt)
     files = [table.name for table in tables]
     unused = [name for name in tables_in(names) if name not in files]
     hint = f" ({unused[0]} is not used; labels takes several names)" if unused else ""

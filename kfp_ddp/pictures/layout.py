@@ -21,11 +21,11 @@ from kfp_ddp.pictures.sides import (
     assign_by_folders,
     fork_of,
     group_by_folder,
+    likely_tables,
     no_images,
     not_read,
     some,
     system_folder,
-    tables_in,
     unify,
     use_a_table,
 )
@@ -113,8 +113,8 @@ def lay_out(
     known = tuple(sorted(sides[TRAIN].classes) if classes is None else classes)
     if by_name:
         assignment.form += f", validation by name (val_fraction={val_fraction:g})"
-        sides[VAL] = _split_by_name(sides[TRAIN], val_fraction, classes is None)
-    _check_others(sides, known, assignment)
+        sides[VAL] = _split_by_name(sides[TRAIN], val_fraction, classes is None, assignment.doubt)
+    _check_others(sides, known, assignment, () if labels else names)
     tables = {table.name for table in labels}
     others = not_read(name for name in names if name not in tables)
     notes = (*assignment.notes, *_systems(names), *filter(None, [others]))
@@ -128,10 +128,13 @@ def _assign(names: list[str], labels: Sequence[Labels], layout: str) -> Assignme
     return assign_by_folders(names, layout)
 
 
-def _check_others(sides: dict[str, Side], known: Sequence[str], assignment: Assignment) -> None:
+def _check_others(
+    sides: dict[str, Side], known: Sequence[str], assignment: Assignment, names: Sequence[str]
+) -> None:
     """Raise InputError for unknown classes in validation, and note those that only test/ has."""
     folder = sides[VAL].folder
-    check_known(sides[VAL], known, f"{folder}/" if folder else "the validation images")
+    where = f"{folder}/" if folder else "the validation images"
+    check_known(sides[VAL], known, where, names, assignment.doubt)
     test = sides[TEST]
     for name in sorted(test.classes.keys() - set(map(same_text, known))):
         what = f"images of {name!r}, a class of {test.folder}/ alone: {{:,}}"
@@ -185,12 +188,12 @@ def _refuse_one_class(train: Side, folder: str, names: Sequence[str]) -> None:
     hint = ""
     if len(inner) > 1:
         hint = f"; if {some(sorted(inner))} are classes or splits, use {source}/ as the source"
-    elif tables_in(names):
+    elif likely_tables(names):
         hint = f"; {use_a_table(names)}"
     raise InputError(f"there is one class only ({only}): a classifier needs two or more{hint}")
 
 
-def _split_by_name(train: Side, val_fraction: float, must: bool) -> Side:
+def _split_by_name(train: Side, val_fraction: float, must: bool, doubt: str) -> Side:
     """Move images to validation by their names alone, so that other images do not matter."""
     if not val_fraction:
         raise InputError(
@@ -203,10 +206,8 @@ def _split_by_name(train: Side, val_fraction: float, must: bool) -> Side:
         val.classes[name] = [member for _, member in ordered[:count]]
         train.classes[name] = [member for _, member in ordered[count:]]
     if must and not val:
-        raise InputError(
-            f"none of the {len(train):,} images can validate, as each class has only one: add "
-            "images, or put some in val/<class>/"
-        )
+        why = doubt or "each class has only one: add images, or put some in val/<class>/"
+        raise InputError(f"none of the {len(train):,} images can validate, as {why}")
     return val
 
 
@@ -218,12 +219,17 @@ def _enough(chosen: int, images: int, val_fraction: float) -> int:
     return min(max(chosen, least), most)
 
 
-def check_known(side: Side, known: Sequence[str], where: str) -> None:
-    """Raise InputError for images of a class that is not known."""
+def check_known(
+    side: Side, known: Sequence[str], where: str, names: Sequence[str] = (), doubt: str = ""
+) -> None:
+    """Raise InputError for images of a class that is not known; `names` may have its table."""
     for name in sorted(side.classes.keys() - set(map(same_text, known))):
+        advice = ["remove it, or add it to both", doubt]
+        if likely_tables(names):
+            advice.append(use_a_table(names, side.folder))
         raise InputError(
             f"class {name!r} is in {where} but not in the training split: "
-            "remove it, or add it to both"
+            f"{'; '.join(filter(None, advice))}"
         )
 
 

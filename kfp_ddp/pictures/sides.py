@@ -16,6 +16,15 @@ SUFFIXES = (
 )
 """Names of images that `decoder` reads; the only list."""
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
+_TABLES = (".csv", ".jsonl", ".ndjson", ".tsv")
+_OF_PROGRAMS = (".xlsx", ".xls", ".ods", ".mat", ".parquet")
+"""Tables that their programs export as CSV."""
+_PERHAPS = re.compile(
+    r"(?:anno|class|data|image|label|list|map|meta|split|target|test|train|truth|val)[^/]*"
+    r"\.(?:txt|json|xlsx?|ods|mat|parquet)$",
+    re.IGNORECASE,
+)
+"""Names of other files that may have labels, as readme.txt has not."""
 _SYSTEM = re.compile(
     r"\.|[#@$~](?=[^\W\d])|__(?!.*_$)|(?i:lost\+found|System Volume Information|RECYCLER"
     r"|FOUND\.\d{3}|Network Trash Folder|Temporary Items|_temporary|_delta_log|__pycache__)$"
@@ -61,6 +70,8 @@ class Assignment:
     sides: dict[str, Side]
     form: str
     notes: list[str] = field(default_factory=list)
+    doubt: str = ""
+    """Why the classes may be none, for the error of a dataset that cannot train."""
 
     def leave_out(self, names: Sequence[str], what: str) -> None:
         """Note that these are left out, if any; `what` has a placeholder for their number."""
@@ -382,7 +393,7 @@ def _class_folders(
     splits = list(filter(role_in, train.classes))
     several = len(set(map(role_in, splits))) > 1
     if several and layout == "auto":
-        if tables_in(names):
+        if likely_tables(names):
             raise InputError(
                 f"{some(splits)} have no class folders: {use_a_table(names)}, or set "
                 "layout=classes if they are classes"
@@ -429,22 +440,33 @@ def _refuse_empty(side: Side, role: str, names: Iterable[str]) -> None:
         )
 
 
-def use_a_table(names: Iterable[str]) -> str:
-    """Advise a table of labels in place of class folders, with an example of such a file."""
+def use_a_table(names: Iterable[str], folder: str = "") -> str:
+    """Advise a table of labels in place of class folders, with such files, of a folder first."""
     advice = "set labels to the name of a CSV of path,label in the dataset"
-    tables = tables_in(names)
+    tables = likely_tables(names)
     if not tables:
         return advice
+    tables.sort(key=lambda name: not name.startswith(folder))
     first = tables[0].rpartition("/")[2]
-    alike = [name for name in tables if name.rpartition("/")[2] == first]
-    return f"{advice}, such as {','.join(alike)}"
+    alike = ",".join(name for name in tables if name.rpartition("/")[2] == first)
+    if first.lower().endswith(_OF_PROGRAMS):
+        return f"{advice}: export {alike} as CSV"
+    return f"{advice}, such as {alike}"
 
 
 def _is_table(name: str) -> bool:
-    return name.lower().endswith((".csv", ".jsonl", ".tsv")) and not is_ignored(name)
+    return name.lower().endswith(_TABLES) and not is_ignored(name)
 
 
 def tables_in(names: Iterable[str]) -> list[str]:
-    """Return the names of files that may be tables of labels, those for training first."""
+    """Return the names of files that are tables, perhaps of labels, those for training first."""
     tables = filter(_is_table, names)
     return sorted(tables, key=lambda name: (name.count("/"), role_in(name) != TRAIN, name))
+
+
+def likely_tables(names: Iterable[str]) -> list[str]:
+    """Return `tables_in`, else other files that may be tables of labels, those of text first."""
+    names = list(names)
+    others = [name for name in filter(_PERHAPS.search, names) if not is_ignored(name)]
+    others.sort(key=lambda name: (name.lower().endswith(_OF_PROGRAMS), name.count("/"), name))
+    return tables_in(names) or others

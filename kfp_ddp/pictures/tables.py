@@ -3,13 +3,16 @@
 import codecs
 import csv
 import io
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.spreadsheet import unguarded
 from kfp_ddp.core.text import from_json
+from kfp_ddp.pictures.sides import SUFFIXES, is_image, some
 
 LARGEST = 256 << 20
 """Largest table in bytes: one of a million images has about 80 MB."""
@@ -17,6 +20,16 @@ _SEPARATORS = ",;\t|"
 _SAMPLE = 1 << 16
 _SHORT = 16
 """Length of cells that are stored once: classes, splits, 0 and 1."""
+_IMAGE = "|".join(map(re.escape, SUFFIXES))
+_TOP = re.compile(rf"\A(?:sep=(.)\r?\n)?(?:[^\S\n]*(?:#(?!\S.*(?:{_IMAGE})).*)?\n)*", re.IGNORECASE)
+"""What is above the first row: a line of Excel with the separator, empty lines, comments.
+
+A name is #1.jpg.
+"""
+_COMMENT = re.compile(r"^#(?:[#\t ].*|\r?)$", re.MULTILINE)
+"""A comment below it, where #tag may be a class."""
+_COCO = {"images", "annotations", "categories"}
+"""Keys of COCO's form of JSON."""
 
 
 @dataclass(frozen=True)
@@ -27,37 +40,39 @@ class Labels:
     columns: tuple[list[str], ...]
     """Cells by column, all of one length. The first ones may be the header."""
     headed: bool
-    """Whether they are, as in JSON lines."""
+    """Whether they are, as in JSON."""
     chosen: tuple[str, ...] = ()
     """Columns of path, class and optionally split, if the setting names them."""
     first: int = 1
-    """Line number of the first cells; 0 for the keys of JSON lines."""
+    """Line number of the first cells; 0 for the keys of JSON."""
+    above: str = ""
+    """The comment above them, which may name the columns."""
 
     @classmethod
     def parse(cls, name: str, data: bytes, chosen: tuple[str, ...] = ()) -> "Labels":
-        """Parse CSV, text in columns or JSON lines; raise InputError if invalid."""
+        """Parse CSV, text in columns or JSON; raise InputError if invalid."""
         text = _text_of(name, data)
-        json_lines = name.lower().endswith((".jsonl", ".ndjson", ".json"))
-        separator = re.match(r"sep=(.)\r?\n", text)  # Excel writes and reads this line
+        is_json = name.lower().endswith((".jsonl", ".ndjson", ".json"))
         keys: dict[str, int] = {}
-        first = 1
+        first = 0
+        top = ""
         try:
-            if json_lines:
-                first = 0
-                rows = _objects(text, keys)
-            elif separator:
-                first = 2
-                rows = _lines(text[separator.end() :], separator[1])
+            if is_json:
+                rows = _values(_objects(text), keys)
             else:
-                rows = _lines(text)
+                _, separator, below = _TOP.split(text, maxsplit=1)
+                top = text.removesuffix(below)
+                first = 1 + top.count("\n")
+                rows = _lines(_COMMENT.sub("", below), separator)
             columns = _by_column(rows)
-        except (csv.Error, ValueError, RecursionError) as error:
+        except (csv.Error, ValueError, AttributeError, RecursionError) as error:
             raise InputError(f"{name} cannot be read ({error}): correct it") from None
         if not any(map(any, columns)):
             raise InputError(f"{name} is empty: add a row of path and label for each image")
         for key, column in keys.items():
             columns[column].insert(0, key)
-        return cls(name, columns, json_lines, chosen, first)
+        above = top.rstrip().rpartition("\n")[2].strip("# ")
+        return cls(name, columns, is_json, chosen, first, above)
 
 
 def _text_of(name: str, data: bytes) -> str:
@@ -68,7 +83,7 @@ def _text_of(name: str, data: bytes) -> str:
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise InputError(f"{name} is not text in UTF-8 or UTF-16: save it as CSV UTF-8")
+        raise InputError(f"{name} is not text in UTF-8 or UTF-16: export it as CSV UTF-8")
     return text
 
 
@@ -101,8 +116,11 @@ def _by_column(rows: Iterator[list[str]]) -> tuple[list[str], ...]:
     return tuple(columns)
 
 
-def _lines(text: str, separator: str = "") -> Iterator[list[str]]:
-    """Yield the cells of each line; of text without a separator the first word, and the rest."""
+def _lines(text: str, separator: str | None) -> Iterator[list[str]]:
+    """Yield the cells of each line; without a separator its words if all lines have as many.
+
+    Else a class may have blanks: the cells are the first word, and the rest.
+    """
     sample = text
     if len(text) > _SAMPLE:
         sample = text[:_SAMPLE].rpartition("\n")[0]
@@ -128,15 +146,59 @@ def _lines(text: str, separator: str = "") -> Iterator[list[str]]:
     separator = separator or max(_SEPARATORS, key=fit)
     if fit(separator)[0]:
         return cells(text, separator, strict=True)
-    return (line.split(None, 1) for line in text.splitlines())
+    lines = text.splitlines()
+    counts = set(map(len, map(str.split, lines))) - {0}
+    splits = -1 if len(counts) == 1 else 1
+    return (line.split(None, splits) for line in lines)
 
 
-def _objects(text: str, keys: dict[str, int]) -> Iterator[list[str]]:
-    """Yield the values of each object of JSON lines, and number their keys in `keys`."""
-    for number, line in enumerate(text.split("\n"), 1):  # JSON may hold U+2028
-        record = from_json(line) if line.strip() else {}
+def _objects(text: str) -> Iterable[Any]:
+    """Return the rows of JSON: of an array, of COCO's form, of images by name, or of lines."""
+    try:
+        document = from_json(text.strip() or "[]")
+    except json.JSONDecodeError as error:
+        if error.msg != "Extra data":
+            raise
+        # JSON may hold U+2028.
+        return (from_json(line) if line.strip() else {} for line in text.split("\n"))
+    if isinstance(document, list):
+        return document
+    if document.keys() >= _COCO:
+        document = _of_coco(document)
+    if any(map(is_image, document)):
+        return [{"path": path, "label": label} for path, label in document.items()]
+    if set(map(type, document.values())) <= {dict, list}:
+        raise ValueError(
+            f"it is one object with {some(list(document))}, and a table is an array of objects, "
+            f"or one a line, with path and label, or COCO's form with {', '.join(sorted(_COCO))}"
+        )
+    return [document]
+
+
+def _of_coco(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return the one category of each image of COCO's form; raise ValueError."""
+    try:
+        labels = {one["id"]: str(one.get("name", one["id"])) for one in document["categories"]}
+        files = {one["id"]: one["file_name"] for one in document["images"]}
+        rows: dict[str, str] = {}
+        for one in document["annotations"]:
+            path = files[one["image_id"]]
+            label = labels[one["category_id"]]
+            if rows.setdefault(path, label) != label:
+                raise ValueError(
+                    f"{path} has the categories {rows[path]} and {label}, and an image has one "
+                    "class here: keep one annotation of each"
+                )
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"it has COCO's form, but lacks {error}") from None
+    return rows
+
+
+def _values(records: Iterable[Any], keys: dict[str, int]) -> Iterator[list[str]]:
+    """Yield the values of each object, and number their keys in `keys`."""
+    for number, record in enumerate(records, 1):
         if not isinstance(record, dict):
-            raise ValueError(f"line {number} is not a JSON object")
+            raise ValueError(f"row {number} is not a JSON object")
         for key in record:
             keys.setdefault(key, len(keys))
         values = (record.get(key) for key in keys)

@@ -216,6 +216,17 @@ def test_suffixes_of_images(suffix: str) -> None:
         (["train/cat/1.jpg", "train/dog/1.jpg", "val/"], "val/ has no images"),
         (["train/cat/1.jpg", "train/dog/1.jpg", "val/1.jpg"], "val/ has no class folders.*labels"),
         (["train/cat/1.jpg", "val/1.jpg", "LOC_val_solution.csv"], "such as LOC_val_solution.csv"),
+        (["train/cat/1.jpg", "val/1.jpg", "meta.xlsx"], "export meta.xlsx as CSV"),
+        (["a.jpg", "b.jpg", "readme.txt", "imagelabels.mat"], "export imagelabels.mat as CSV"),
+        (["all/1.jpg", "all/2.jpg", "readme.txt", "train.json"], "such as train.json"),
+        (["all/1.jpg", "all/2.jpg", "all/labels.tsv", "list.txt"], "such as all/labels.tsv"),
+        (
+            [
+                *(f"train/{name}" for name in photographs(2, "cat", "dog")),
+                *("val/images/1.jpg", "words.txt", "train_list.txt", "val/val_annotations.txt"),
+            ],
+            "'images' is in val/ but not.*such as val/val_annotations.txt",
+        ),
         (["train/cat/1.jpg", "val/cat/1.jpg", "valid/cat/1.jpg"], "val/ and valid/"),
         ([*photographs(9, "cat", "dog"), "test/cat/1.jpg"], "test/ is next to"),
         (["cat/00000.jpg", "dog/b.jpg"], "none of the 2 images.*only one"),

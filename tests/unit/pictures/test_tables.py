@@ -100,6 +100,13 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]], separator: str = "
             ("id", "photo", "breed"), ((f"{5 - at}", *row) for at, row in enumerate(SIX.items()))
         ),
         table(("image", "cat", "dog", "eel"), ((n, *FLAGS[v]) for n, v in SIX.items())),
+        table((), ((n, v, "1", "0") for n, v in SIX.items()), "  "),
+        table(("file", "breed", "sex"), ((n, v, "m") for n, v in SIX.items()), " "),
+        "# of 2019, by hand\n#\n\n" + table(("path", "label"), SIX.items()),
+        "#Image CLASS-ID\n#ID: 1:37\r\n" + table((), SIX.items(), " ") + "# the end\n#\n",
+        "# path;label;sex\n" + table((), ((n, v, n[-5]) for n, v in SIX.items()), ";"),
+        "#by\n# path\tlabel\tx\n" + table((), ((n, v, n[-5]) for n, v in SIX.items()), "\t"),
+        table(("path", "label"), SIX.items()).replace("photos/3", "# photos/9.jpg,dog\nphotos/3"),
     ],
 )
 @pytest.mark.parametrize("called", ["labels.csv", "meta/train.tsv", "map.txt"])
@@ -108,6 +115,66 @@ def test_columns_are_known_by_names_and_images(called: str, text: str | bytes) -
     assert classes_of(layout) == SIX
     assert layout.notes == ()
     assert called in layout.form
+
+
+COCO = {
+    "images": [{"id": 7 + n, "file_name": name} for n, name in enumerate(BARE)],
+    "annotations": [{"id": n, "image_id": 7 + n % 6, "category_id": 40 + n % 2} for n in range(12)],
+    "categories": [{"id": 40, "name": "cat"}, {"id": 41, "name": "dog"}, {"id": 42}],
+}
+ROWS = [{"path": name, "label": label} for name, label in SIX.items()]
+
+
+@pytest.mark.parametrize("document", [COCO, ROWS, SIX])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_document_of_json_is_a_table(document: object, indent: int | None) -> None:
+    text = json.dumps(document, indent=indent)
+    assert classes_of(laid_out([*SIX, "all.json"], text, "all.json")) == SIX
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        (
+            {**COCO, "annotations": [*COCO["annotations"], {"image_id": 7, "category_id": 41}]},
+            "cat and dog",
+        ),
+        ({**COCO, "annotations": [{"image_id": 7}]}, "COCO.*category_id"),
+        ({"images": COCO["images"], "info": {}}, "images, info.*COCO"),
+        ({"path": {"0": "a.jpg"}, "label": {"0": "cat"}}, "path, label.*array of objects"),
+        ({"labels": [["a.jpg", 1]]}, "labels.*array of objects"),
+        ([["a.jpg", "cat"]], "row 1"),
+        (3, "cannot be read"),
+        ([], "empty"),
+    ],
+)
+def test_other_document_of_json_is_named(document: object, why: str) -> None:
+    with pytest.raises(InputError, match=rf"all\.json .*{why}"):
+        laid_out(["a.jpg", *SIX], json.dumps(document), "all.json")
+
+
+def test_class_with_blanks_is_one_class() -> None:
+    text = "".join(
+        f"{name} {'big cat' if label == 'cat' else label}\n" for name, label in SIX.items()
+    )
+    assert laid_out(SIX, text, "map.txt").classes == ("big cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("text", "called"),
+    [("{1} {0}\n", "map.txt"), ("{0},{1}\n", "map.txt"), ("{0},0,{1}\n", "map.txt#1,3")],
+)
+@pytest.mark.parametrize("others", [[], ["val/cat/1.jpg"]])
+def test_number_of_each_row_is_no_class(text: str, called: str, others: list[str]) -> None:
+    rows = "".join(text.format(name, n) for n, name in enumerate(SIX))
+    with pytest.raises(InputError, match=r"map\.txt has another value in each row"):
+        laid_out([*SIX, *others], rows, called)
+
+
+def test_one_image_of_each_class_validates() -> None:
+    names = [*IMAGENET[:6], "val/1.jpg", "val/2.jpg"]
+    layout = laid_out(names, "1.jpg,n01440764\n2.jpg,n01443537\n", "val/labels.csv")
+    assert layout.val.targets == (0, 1)
 
 
 def test_description_names_the_columns() -> None:
