@@ -27,6 +27,9 @@ def run(arguments: dict[str, object], pipeline_root: str, compiled: str, seed: s
     import yaml
     from kfp import components, local
 
+    from kfp_ddp.local import loops
+
+    loops.correct()
     vars(yaml)["SafeLoader"] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster
     # The steps run in this Python, with any image and without a cluster.
     warnings.filterwarnings("ignore", message="You may be attemping", category=RuntimeWarning)

@@ -35,6 +35,36 @@ def sums(rounds: int, more: int = 2):
     add(a=rounds, b=more)
 """
 
+LOOPS = """
+from typing import Dict, List, NamedTuple
+from kfp import dsl
+
+@dsl.component(base_image="python:3.12")
+def first() -> NamedTuple("First", [("words", List[str]), ("records", List[Dict[str, str]])]):
+    return ["p", "q"], [{"a": "1"}]
+
+@dsl.component(base_image="python:3.12")
+def write(outer: str, inner: str, field: str, whole: list, given: str):
+    import os, pathlib, uuid
+    line = " ".join([outer, inner, field, *whole, given])
+    (pathlib.Path(os.environ["KFP_DDP_WORK_DIR"]) / uuid.uuid4().hex).write_text(line)
+
+@dsl.pipeline(name="{name}")
+def {name}(given: str = "g", numbers: List[str] = ["x", "y"]):
+    done = first()
+    with dsl.ParallelFor({outer}) as outer:
+        with dsl.ParallelFor({inner}) as inner:
+            words = done.outputs["words"]
+            write(outer={item}, inner=inner, field="{name}", whole=words, given=given)
+"""
+LOOPED = {
+    "constants": ('["a", "b"]', '["x"]', "outer", "ab", "x"),
+    "outputs": ('done.outputs["records"]', 'done.outputs["words"]', "outer.a", "1", "pq"),
+    "parameters": ("numbers", 'done.outputs["words"]', "outer", "xy", "pq"),
+    "fields": ('done.outputs["records"]', "numbers", "outer.a", "1", "xy"),
+}
+"""Items of the outer and of the inner loop, what is taken of an outer item, and all values."""
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +107,20 @@ def test_pipeline_with_a_loop_does_not_promise_to_resume() -> None:
     assert "ValueError: no disk" in str(failed.exception)
     assert list(Path("run-output/rounds").glob("work/run/task/checkpoints/step-*"))
     assert "resume" not in f"{failed.exception}{failed.output}"
+
+
+@pytest.mark.parametrize("name", LOOPED)
+def test_steps_of_a_loop_get_the_values_that_they_ask_for(name: str) -> None:
+    """The loops of kfp.local 2.17 put the item in the place of other inputs."""
+    outer, inner, item, outers, inners = LOOPED[name]
+    text = LOOPS
+    for key, word in {"name": name, "outer": outer, "inner": inner, "item": item}.items():
+        text = text.replace(f"{{{key}}}", word)
+    Path("loops.py").write_text(text)
+    write(pipelines_of(Path("loops.py")), Path())
+    output("run", f"{name}.yaml", "--local")
+    lines = [path.read_text() for path in Path(f"run-output/{name}/work").iterdir()]
+    assert sorted(lines) == [f"{one} {two} {name} p q g" for one in outers for two in inners]
 
 
 @pytest.mark.parametrize(
