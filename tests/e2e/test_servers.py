@@ -162,6 +162,19 @@ def test_mlflow_server_gets_each_event_of_a_stopped_run_once(
             assert [(point.step, point.value) for point in history] == [
                 (one["step"], one[field]) for one in written
             ]
+        # In a run that KFP's plugin made, which the step has recorded.
+        given = server.create_run(experiment.experiment_id).info
+        of_kfp = config(data, tmp_path / "of_kfp", log_steps=1)
+        record = {"uri": url, "run_id": given.run_id, "is_ours": False}
+        Path(of_kfp.output_dir).mkdir()
+        Path(of_kfp.output_dir, MLFLOW).write_text(json.dumps(record))
+        output_of(of_kfp, 2, env=login)
+        history = server.get_metric_history(given.run_id, "step/loss")
+        assert [point.value for point in history] == [
+            one["loss"] for one in events(tmp_path / "of_kfp", "step")
+        ]
+        assert server.get_run(given.run_id).info.status == "RUNNING"
+        assert len(server.search_runs([experiment.experiment_id])) == 2
     assert (tracked.info.run_id, tracked.info.status) == (before.run_id, "FINISHED")
     assert tracked.data.params["batch_size"] == "8"
     assert tracked.data.tags["kfp_ddp.world_size"] == "2"

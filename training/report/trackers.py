@@ -144,23 +144,51 @@ _RUN_ID = "kfp_ddp.run_id"
 _ENDS = {"done": "FINISHED", "preempted": "KILLED"}
 
 
+def run_of_step(chosen: str) -> dict[str, Any]:
+    """Return the record of the run that KFP's MLflow plugin made for this step; empty for none.
+
+    `chosen` is the server of the settings: only runs of that one count, unless it is ''.
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+    run_id = os.environ.get("MLFLOW_RUN_ID", "")
+    if not uri or not run_id or chosen not in ("", uri):
+        return {}
+    return {"uri": uri, "run_id": run_id, "is_ours": False}
+
+
+def _server_of(config: TrainConfig) -> str:
+    """Return the URI of the MLflow server of a training; '' for none.
+
+    Without one in the settings, it is that of the run which the step has recorded.
+    """
+    known = mapping_of(Path(config.output_dir, MLFLOW))
+    return config.mlflow_uri or ("" if known.get("is_ours", True) else str(known["uri"]))
+
+
+def _client(uri: str) -> Any:
+    """Return a client of an MLflow server that does not try for minutes."""
+    for name, value in _PATIENCE.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
 class MlflowRun:
     """The MLflow run of a training: the same one after each resume, and for later steps."""
 
     def __init__(self, config: TrainConfig) -> None:
-        for name, value in _PATIENCE.items():
-            os.environ.setdefault(name, value)
-        from mlflow import MlflowClient
-
-        self.client: Any = MlflowClient(tracking_uri=config.mlflow_uri)
+        uri = _server_of(config)
+        self.client: Any = _client(uri)
         file = Path(config.output_dir, MLFLOW)
         known = mapping_of(file)
-        if known.get("uri") == config.mlflow_uri and "run_id" in known:
-            self.run_id = str(known["run_id"])
-        else:
-            self.run_id = self._find_or_create(config, self._experiment(config.mlflow_experiment))
+        if known.get("uri") != uri or "run_id" not in known:
+            known = {"uri": uri, "run_id": self._find_or_create(config)}
             with atomic_write(file) as record:
-                record.write(json.dumps({"uri": config.mlflow_uri, "run_id": self.run_id}).encode())
+                record.write(json.dumps(known).encode())
+        self.run_id = str(known["run_id"])
+        self.is_ours = bool(known.get("is_ours", True))
+        """Whether its state is that of the training; the state of another is KFP's."""
         if not self.client.get_run(self.run_id).data.params:
             from mlflow.entities import Param
 
@@ -169,8 +197,9 @@ class MlflowRun:
             for at in range(0, len(params), _PARAMS):
                 self.client.log_batch(self.run_id, params=params[at : at + _PARAMS])
 
-    def _find_or_create(self, config: TrainConfig, experiment: str) -> str:
+    def _find_or_create(self, config: TrainConfig) -> str:
         """Return the run that a killed process created but did not record, or a new one."""
+        experiment = self._experiment(config.mlflow_experiment)
         query = f"tags.`{_RUN_ID}` = '{config.run_id}'"
         if config.run_id and (runs := self.client.search_runs([experiment], query, max_results=1)):
             return str(runs[0].info.run_id)
@@ -198,12 +227,15 @@ class MlflowRun:
             self.client.log_batch(self.run_id, metrics=metrics[at : at + _METRICS])
         for event in events:
             if event.name == "start":
-                self.client.update_run(self.run_id, status="RUNNING")
+                self._set_state("RUNNING")
                 for name in ("world_size", "steps_total", "resumed_from_step"):
                     self.client.set_tag(self.run_id, f"kfp_ddp.{name}", str(event.fields[name]))
             elif event.name == "end":
-                ended = _ENDS.get(event.fields["status"], "FAILED")
-                self.client.update_run(self.run_id, status=ended)
+                self._set_state(_ENDS.get(event.fields["status"], "FAILED"))
+
+    def _set_state(self, state: str) -> None:
+        if self.is_ours:
+            self.client.update_run(self.run_id, status=state)
 
     def _experiment(self, name: str) -> str:
         experiment = self.client.get_experiment_by_name(name)
@@ -218,7 +250,10 @@ class MlflowRun:
 
 
 def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
-    """Add results of a later step to the MLflow run of a training; a failure is only a warning."""
+    """Add results of a later step to the run of KFP's step, else to that of the training.
+
+    A failure is only a warning.
+    """
     folder = RunFolder(run_dir)
     settings = mapping_of(folder.config)
     known = TrainConfig.model_fields.keys() & settings.keys()  # an older run has retired ones
@@ -226,16 +261,24 @@ def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -
         config = TrainConfig.create(**{name: settings[name] for name in known})
     except InputError:
         return
-    if not config.mlflow_uri:
+    config = config.model_copy(update={"output_dir": str(run_dir)})
+    of_step = run_of_step(config.mlflow_uri)
+    if not of_step and not _server_of(config):
         return
     try:
         from mlflow.entities import Metric, RunTag
 
-        run = MlflowRun(config.model_copy(update={"output_dir": str(run_dir)}))
-        send_unsent(run, folder.metrics, run_dir / MLFLOW)
+        if of_step:
+            client = _client(of_step["uri"])
+            run_id = of_step["run_id"]
+        else:
+            run = MlflowRun(config)
+            send_unsent(run, folder.metrics, run_dir / MLFLOW)
+            client = run.client
+            run_id = run.run_id
         now = int(time.time() * 1000)
-        run.client.log_batch(
-            run.run_id,
+        client.log_batch(
+            run_id,
             metrics=[Metric(name, value, now, 0) for name, value in _figures(metrics).items()],
             tags=[RunTag(name, value) for name, value in tags.items()],
         )
@@ -266,7 +309,11 @@ def sinks(config: TrainConfig) -> list[Sink]:
         chosen.append(_tensorboard(folder.tensorboard))
     if config.mlflow_uri:
         require("mlflow", "mlflow_uri")
-        chosen.append(tracker("MLflow", MLFLOW, lambda: MlflowRun(config)))
+    if _server_of(config):
+        if importlib.util.find_spec("mlflow"):
+            chosen.append(tracker("MLflow", MLFLOW, lambda: MlflowRun(config)))
+        else:
+            log.warning("the MLflow run of this step gets no curves: the image lacks mlflow")
     if config.prometheus_port:
         require("prometheus_client", "prometheus_port")
         chosen.append(_prometheus(config.prometheus_port))

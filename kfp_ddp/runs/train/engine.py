@@ -9,7 +9,7 @@ from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.folders import is_per_node, is_remote
 from kfp_ddp.core.log import log
-from kfp_ddp.core.run_folder import RunFolder, task_title
+from kfp_ddp.core.run_folder import MLFLOW, RunFolder, task_title
 from kfp_ddp.core.settings import mapping_of, split
 from kfp_ddp.core.step import step, write_artifact, write_job
 from kfp_ddp.core.text import unexpanded
@@ -26,6 +26,8 @@ from kfp_ddp.report.events import is_number
 from kfp_ddp.runs.record import chosen_checkpoint, newest_checkpoint
 from kfp_ddp.runs.training_folder import followed_folder, with_local_folders, with_local_weights
 from kfp_ddp.runs.workspace import create_run_folder
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.training.report.trackers import run_of_step
 from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.spec.manifest import Manifest
 from kfp_ddp.training.spec.metrics import read_events
@@ -108,6 +110,7 @@ def train(
         own["stop_when_stale"] = f"{place}/{RunFolder.HEARTBEAT}"
         own["stale_seconds"] = supervision.heartbeat_minutes * 60
     config = TrainConfig.create(**with_timeout(training, spec_fields), **own)
+    _record_mlflow_run(config, place)
     with using(run_id, place, dataset_path):
         if backend == "local":
             ranks = local_gpus(LaunchSpec.create(**fields, command=["true"]).nproc_per_node)
@@ -123,6 +126,19 @@ def train(
                 record, claim = _train_on_cluster(config, fields, run_dir, ids, supervision)
                 refresh()
     return Finished(run_dir, place, claim, record)
+
+
+def _record_mlflow_run(config: TrainConfig, place: str) -> None:
+    """Let the ranks log into the run that KFP's MLflow plugin made for this step.
+
+    A folder has one run: a resume continues the first one.
+    """
+    given = run_of_step(config.mlflow_uri)
+    if not given:
+        return
+    store = open_store(place)
+    if not store.exists(MLFLOW):
+        store.write(MLFLOW, json.dumps(given).encode())
 
 
 def _train_here(config: TrainConfig, task_name: str, ranks: int) -> dict[str, Any]:

@@ -97,14 +97,14 @@ def arguments(dataset: Path | str, work_dir: Path | str, **training: Any) -> dic
     }
 
 
-def start(tmp_path: Path, given: dict[str, Any]) -> "subprocess.Popen[str]":
+def start(tmp_path: Path, given: dict[str, Any], **env: str) -> "subprocess.Popen[str]":
     with (tmp_path / "log").open("w") as log:
         return subprocess.Popen(
             [sys.executable, "-c", CHILD, str(tmp_path / "outputs"), json.dumps(given)],
             stdout=log,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **env},
         )
 
 
@@ -126,6 +126,26 @@ def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     step = start(folder, arguments(dataset, folder / "work"))
     assert step.wait(timeout=300) == 0, (folder / "log").read_text()
     return folder
+
+
+@pytest.mark.slow
+def test_a_step_of_kfp_logs_into_its_mlflow_run(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KFP's MLflow plugin gives a step a run of its own, and ends it itself."""
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = f"file://{tmp_path}/mlflow"
+    server = MlflowClient(tracking_uri=uri)
+    run = server.create_run(server.create_experiment("kfp")).info
+    given = {"MLFLOW_TRACKING_URI": uri, "MLFLOW_RUN_ID": run.run_id}
+    step = start(tmp_path, arguments(dataset, tmp_path / "work", epochs=1), **given)
+    assert step.wait(timeout=300) == 0, (tmp_path / "log").read_text()
+    (tracked,) = server.search_runs([run.experiment_id])
+    assert (tracked.info.run_id, tracked.info.status) == (run.run_id, "RUNNING")
+    history = server.get_metric_history(run.run_id, "step/loss")
+    assert [point.step for point in history] == [1, 2, 3]
 
 
 @pytest.mark.slow

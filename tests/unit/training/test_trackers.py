@@ -98,6 +98,39 @@ def test_resume_and_later_steps_use_the_same_run(config: TrainConfig) -> None:
     assert (tracked.metrics["accuracy"], tracked.tags["kfp_ddp.dataset_digest"]) == (0.9, "67c0")
 
 
+def test_steps_of_kfp_log_into_its_runs(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KFP's MLflow plugin makes a run for each step, and ends it itself."""
+    server = client(config)
+    experiment = server.create_experiment("kfp")
+    train, evaluate = (server.create_run(experiment).info.run_id for _ in range(2))
+    uri, config = config.mlflow_uri, config.model_copy(update={"mlflow_uri": ""})
+    folder = RunFolder(config.output_dir)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert trackers.run_of_step("") == {}
+    monkeypatch.setenv("MLFLOW_RUN_ID", train)
+    assert trackers.run_of_step("https://another.example.com") == {}
+    (folder.path / MLFLOW).write_text(json.dumps(trackers.run_of_step("")))  # as the step does
+    monkeypatch.delenv("MLFLOW_RUN_ID")  # the ranks have none
+    for number in (1, 2):
+        run = MlflowRun(config)
+        run.log([step(number, 2.5), Event("end", {"step": number, "status": "done"}, 1002.0)])
+        assert (run.run_id, server.get_run(train).info.status) == (train, "RUNNING")
+    assert len(server.get_metric_history(train, "step/loss")) == 2
+
+    folder.config.write_text(config.model_dump_json())
+    folder.metrics.write_text("")
+    monkeypatch.setenv("MLFLOW_RUN_ID", evaluate)
+    trackers.note(folder.path, {"accuracy": 0.9}, {"kfp_ddp.dataset_digest": "67c0"})
+    assert server.get_run(evaluate).data.metrics == {"accuracy": 0.9}
+    monkeypatch.delenv("MLFLOW_RUN_ID")
+    trackers.note(folder.path, {"accuracy": 0.8}, {})
+    assert server.get_run(train).data.metrics["accuracy"] == 0.8
+    assert len(server.search_runs([experiment])) == 2
+    assert [one.name for one in server.search_experiments()] == ["kfp", "Default"]
+
+
 def test_no_mlflow_fails_no_step(config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
     folder = RunFolder(config.output_dir)
     trackers.note(folder.path, {"accuracy": 0.9}, {})
