@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import folder_below
+from kfp_ddp.pictures.sides import is_needless
 from kfp_ddp.storage import manifest
 from kfp_ddp.storage.listing import Filter, Listing, folders_of
 
@@ -47,8 +48,10 @@ def apply(listing: Listing, policy: str, folds: bool = False, exclude: Sequence[
     if not bad:
         return Names(listing)
     if policy == "error":
-        raise InputError(_refusal(listing, bad))
-    if policy == "skip":
+        needed = {at: why for at, why in bad.items() if not _is_left_out(listing.names[at])}
+        if needed:
+            raise InputError(_refusal(listing, needed))
+    if policy != "encode":
         return _skip(listing, bad)
     encoded = _encode(listing, bad, folds)
     encoded.listing = Filter((), exclude).select(encoded.listing)
@@ -75,6 +78,11 @@ def _bad_names(listing: Listing, folds: bool) -> dict[int, str]:
         else:
             taken.add_file(name)
     return bad
+
+
+def _is_left_out(name: str) -> bool:
+    """Return whether a name with characters of no file's name is of a file that no step reads."""
+    return is_needless(name) and _SAFE.sub("", name) != ""
 
 
 def _refusal(listing: Listing, bad: dict[int, str]) -> str:

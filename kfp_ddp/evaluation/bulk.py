@@ -27,7 +27,7 @@ from kfp_ddp.core.spreadsheet import Reader, write_for_excel
 from kfp_ddp.core.text import from_json, one_line, printable
 from kfp_ddp.datasets.names import apply
 from kfp_ddp.evaluation.request import PARQUET, PredictionRequest, suffix_of
-from kfp_ddp.pictures.sides import is_ignored, is_image, no_images
+from kfp_ddp.pictures.sides import is_image, is_needless, no_images
 from kfp_ddp.storage.kinds import kind_of, open_source, open_store
 from kfp_ddp.storage.listing import Listing, weakness
 
@@ -313,7 +313,7 @@ def list_objects(request: PredictionRequest, table: Table) -> tuple[Listing, dic
     listed = array("L")
     for position, name in enumerate(listing.names):
         ours = name in (own, f"{own}.json", f"{own}{SAMPLE}") or name.startswith(f"{own}.parts/")
-        if not ours and (is_image(name) or not is_ignored(name)):
+        if not (ours or is_needless(name)):
             listed.append(position)
     if len(listed) < len(listing):
         listing = listing.take(listed)

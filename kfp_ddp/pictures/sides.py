@@ -103,11 +103,16 @@ def is_image(name: str) -> bool:
 def is_ignored(name: str) -> bool:
     """Return whether a file, of any kind, belongs to a system or to a version and not to a user."""
     folder, _, last = name.rpartition("/")
-    if last in ("", "Thumbs.db", "desktop.ini"):
+    if last in ("", "Thumbs.db", "desktop.ini", "Icon\r"):
         return True
     if last.startswith(("_", ".", "~$")) or last.endswith("_$folder$"):
         return True
     return bool(system_folder(folder))
+
+
+def is_needless(name: str) -> bool:
+    """Return whether no step reads a file of this name: it is a system's, and no image."""
+    return is_ignored(name) and not is_image(name)
 
 
 def _is_other(name: str) -> bool:
@@ -390,17 +395,26 @@ def _class_folders(
     train: Side, forks: dict[str, set[str]], names: Iterable[str], layout: str
 ) -> Assignment:
     result = Assignment({TRAIN: train}, "class folders", _deep(forks))
-    splits = list(filter(role_in, train.classes))
-    several = len(set(map(role_in, splits))) > 1
-    if several and layout == "auto":
-        if likely_tables(names):
+    if layout == "auto":
+        splits = list(filter(role_in, train.classes))
+        several = len(set(map(role_in, splits))) > 1
+        if several and likely_tables(names):
             raise InputError(
                 f"{some(splits)} have no class folders: {use_a_table(names)}, or set "
                 "layout=classes if they are classes"
             )
-        result.notes.append(f"{some(splits)} are classes, as they have no class folders")
+        result.notes += _named_as_splits(splits, "")
     result.leave_out(train.loose, "images in no class folder: {:,}")
     return result
+
+
+def _named_as_splits(classes: Iterable[str], above: str) -> list[str]:
+    """Return a note about class folders that are named as splits, if there are any."""
+    splits = list(filter(role_in, classes))
+    if not splits:
+        return []
+    globs = ",".join(f"{above}{name}/**" for name in splits)
+    return [f"classes with the name of a split: {some(splits)}; to leave out, set exclude={globs}"]
 
 
 def _check_side(side: Side, role: str, names: Iterable[str], layout: str) -> list[str]:
@@ -423,7 +437,8 @@ def _check_side(side: Side, role: str, names: Iterable[str], layout: str) -> lis
     classes: Collection[str] = forks if layout == "auto" else ()
     advice = "set layout=splits if {outer} are the classes; if {inner} are, move them up"
     _check_forks(forks, classes, advice)
-    return _deep(forks)
+    doubtful = side.classes if layout == "auto" else ()
+    return [*_deep(forks), *_named_as_splits(doubtful, f"{side.folder}/")]
 
 
 def _refuse_empty(side: Side, role: str, names: Iterable[str]) -> None:

@@ -18,6 +18,7 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import folder_below
 from kfp_ddp.core.folders import path_of
 from kfp_ddp.core.text import printable
+from kfp_ddp.pictures.sides import is_needless, system_folder
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.listing import EMPTY, Filter, Listing, new_hash, token_of
 from kfp_ddp.storage.source import Changed, Damaged, Entry, SourceOptions
@@ -89,7 +90,8 @@ class FolderSource:
         folders: list[tuple[str, tuple[int, ...]]] = [("", ())]
         while folders:
             folder, above = folders.pop()
-            with self._reading(folder), self._folder(folder) as descriptor:
+            needed = not system_folder(folder)
+            with self._reading(folder, needed), self._folder(folder) as descriptor:
                 identity = _pin(os.fstat(descriptor))
                 if identity in above:
                     path = printable(str(self.root / folder))
@@ -115,21 +117,26 @@ class FolderSource:
         is_skipped = link and self._symlinks == "skip"
         if is_skipped or self._is_left_out(name, is_folder):
             return "nothing"
+        path = self.root / name
+        problem = ""
         if link and self._symlinks != "follow":
-            path = printable(str(self.root / name))
-            raise InputError(f"source {path} is a symbolic link; set symlinks to skip or follow")
-        if is_folder:
-            return "folder"
-        if stat.S_ISREG(mode):
-            return "file"
-        path = printable(str(self.root / name))
-        raise InputError(f"source {path} is neither a file nor a folder; remove it")
+            problem = "is a symbolic link; set symlinks to skip or follow"
+        elif not is_folder and not stat.S_ISREG(mode):
+            problem = "is neither a file nor a folder; remove it"
+        # What no step reads stops none.
+        if is_needless(name) and (problem or not _is_readable(path)):
+            return "nothing"
+        if problem:
+            raise InputError(f"source {printable(str(path))} {problem}")
+        return "folder" if is_folder else "file"
 
     def _mode(self, name: str, entry: "os.DirEntry[str]", link: bool) -> int:
         """Return the mode of an entry, or of what a link leads to; 0 for a link to nothing."""
         try:
             return entry.stat().st_mode
         except OSError as error:
+            if is_needless(name):
+                return 0
             if not link:
                 raise
             if self._symlinks == "follow" and self._filter.selects(name):
@@ -178,10 +185,13 @@ class FolderSource:
         return folder_below(self.root / name) if follows else folder_below(self.root, name)
 
     @contextlib.contextmanager
-    def _reading(self, name: str) -> Iterator[None]:
+    def _reading(self, name: str, needed: bool = True) -> Iterator[None]:
+        """Translate errors of the file system; what is not `needed` is left out in their place."""
         try:
             yield
         except OSError as error:
+            if not needed:
+                return
             if error.errno in _REPLACED:
                 raise Changed(name) from error
             raise _unreadable(self.root / name, error) from error
@@ -232,6 +242,10 @@ class FolderReader:
 
     def close(self) -> None:
         """Do nothing: no file is open between two objects."""
+
+
+def _is_readable(path: Path) -> bool:
+    return os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _pin(status: os.stat_result) -> int:

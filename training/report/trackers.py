@@ -151,9 +151,8 @@ def run_of_step(chosen: str) -> dict[str, Any]:
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI", "")
     run_id = os.environ.get("MLFLOW_RUN_ID", "")
-    if not uri or not run_id or chosen not in ("", uri):
-        return {}
-    return {"uri": uri, "run_id": run_id, "is_ours": False}
+    given = uri and run_id and chosen in ("", uri)
+    return {"uri": uri, "run_id": run_id, "is_ours": False} if given else {}
 
 
 def _server_of(config: TrainConfig) -> str:
@@ -161,8 +160,10 @@ def _server_of(config: TrainConfig) -> str:
 
     Without one in the settings, it is that of the run which the step has recorded.
     """
+    if config.mlflow_uri:
+        return config.mlflow_uri
     known = mapping_of(Path(config.output_dir, MLFLOW))
-    return config.mlflow_uri or ("" if known.get("is_ours", True) else str(known["uri"]))
+    return "" if known.get("is_ours", True) else str(known["uri"])
 
 
 def _client(uri: str) -> Any:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -146,6 +147,33 @@ def test_excluded_files_and_folders_are_not_read(source: Path) -> None:
             others = [other for other in unreadable if other != glob]
             with pytest.raises(StorageError, match=f"^cannot read source {name}: Permission den"):
                 names(*others)
+
+
+SYSTEMS = (".Trashes/1.jpg", "$RECYCLE.BIN/S-1-5/2.jpg", "a/System Volume Information/x/y")
+
+
+def test_what_no_step_reads_stops_no_sync(source: Path, tmp_path: Path) -> None:
+    write(source, dict.fromkeys((*SYSTEMS, "a/.DS_Store", "_DSC1.JPG", "a/Icon\r"), b"x"))
+    for closed in (".Trashes", "$RECYCLE.BIN/S-1-5", "a/System Volume Information", "a/.DS_Store"):
+        (source / closed).chmod(0)
+    (source / ".venv/bin").mkdir(parents=True)
+    (source / ".venv/bin/python").symlink_to("/usr/bin/env")
+    (source / "a/.gone").symlink_to("nowhere")
+    os.mkfifo(source / "a/.socket")
+    read = ["3.jpg", "_DSC1.JPG", "a/2.jpg", "a/b/1.jpg"]
+    with another_user(source):
+        found = FolderSource(".", SourceOptions()).listing().names
+        assert sorted(set(found) - {"a/Icon\r"}) == read
+        found = FolderSource(".", SourceOptions(symlinks="follow")).listing().names
+        assert {*read, ".venv/bin/python"} < set(found)
+    shutil.rmtree(source / ".venv")
+    for closed in SYSTEMS:
+        (source / closed).parent.chmod(0o700)
+    result = sync(str(source), tmp_path / "target", QUICK)
+    assert [name for name, _ in result.names.skipped] == ["a/Icon\r"]
+    (source / "_DSC1.JPG").chmod(0)
+    with another_user(source), pytest.raises(StorageError, match=r"cannot read source _DSC1\.JPG"):
+        FolderSource(".", SourceOptions()).listing()
 
 
 @pytest.mark.parametrize(

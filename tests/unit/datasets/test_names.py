@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.datasets import names
 from kfp_ddp.datasets.options import canonical, dataset_name, glob_of
+from kfp_ddp.pictures.sides import is_needless
 from kfp_ddp.storage.listing import Filter, Listing
 
 
@@ -212,7 +213,9 @@ def test_any_names_become_valid_files(policy: str, folds: bool, objects: dict[st
     made = Listing()
     for number, (name, size) in enumerate(objects.items()):
         made.add(name, size, number, number, f"tag{number}")
-    if policy == "error" and names.apply(made, "skip", folds).skipped:
+    skipped = names.apply(made, "skip", folds).skipped
+    needed = any(name.isprintable() or not is_needless(name) for name, _ in skipped)
+    if policy == "error" and needed:
         with pytest.raises(InputError, match="cannot be files") as caught:
             names.apply(made, policy, folds)
         assert str(caught.value).isprintable()

@@ -420,6 +420,8 @@ def photos(tmp_path: Path) -> Path:
 
 def test_a_name_that_the_sync_refuses_is_refused_before(photos: Path) -> None:
     write(photos / "not copied\n.txt", "x")
+    for icon in ("Icon\r", "a/Icon\r", ".Trash-1000/files/a\n.jpg"):
+        write(photos / icon, "")
     assert survey(str(photos), {}).photographs.classes == 3
     write(photos / "a" / "1\n.jpg", (photos / "a" / "1.jpg").read_bytes())
     with pytest.raises(InputError, match="hostile_names"):

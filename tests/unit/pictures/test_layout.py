@@ -111,6 +111,22 @@ def test_tree_has_one_reading(text: str, classes: str, counts: tuple[int, int]) 
 
 
 @pytest.mark.parametrize(
+    ("text", "glob"),
+    [
+        *(("sea,forest,test", "exclude=test/**"), ("sea,forest,Validation", "Validation/**")),
+        *(("sea,forest,val-images", "val-images/**"), ("sea,forest test*a,b", "test/**")),
+        *(("train*sea,forest,test", "exclude=train/test/**"), ("sea,forest,latest", "")),
+    ],
+)
+def test_a_class_with_the_name_of_a_split_is_a_note(text: str, glob: str) -> None:
+    notes = [note for note in laid_out(tree(text)).notes if "exclude=" in note]
+    assert bool(notes) == bool(glob)
+    assert all(glob in note for note in notes)
+    as_told = lay_out(tree(text.removeprefix("train*")), val_fraction=0.1, layout="classes")
+    assert not any("exclude=" in note for note in as_told.notes)
+
+
+@pytest.mark.parametrize(
     ("text", "as_classes", "as_splits"),
     [
         ("camera1,camera2*a,b", "camera1 camera2", "a b"),
