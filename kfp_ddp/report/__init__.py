@@ -5,7 +5,7 @@ from pathlib import Path
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import REPORT
 from kfp_ddp.report import sections
-from kfp_ddp.report.appraisal import appraise, rules
+from kfp_ddp.report.appraisal import appraise
 from kfp_ddp.report.data import REPORT_DATA, Material
 from kfp_ddp.report.render import render
 from kfp_ddp.report.training import time_section, training_curves, training_page
@@ -37,7 +37,7 @@ def html(folder: Path, bundle: Path | None = None) -> str:
         verdict=verdict,
         appraisal=appraise(material, verdict),
         reason=reason.removeprefix("not blessed: ").removeprefix("blessed: "),
-        rules=rules(verdict),
+        rules=sections.rules(verdict),
         headline=sections.headline(material),
         compared=result.compared,
         changes=sections.changes(result),

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.report import sections
 from kfp_ddp.report.data import Material
 from kfp_ddp.training.spec.network_settings import RANDOM
 
@@ -24,14 +25,6 @@ TITLES: Mapping[tuple[bool, bool], tuple[str, Level]] = {
 """Title and colour of a verdict: whether it is good, and whether that is in doubt."""
 
 
-class Rule(NamedTuple):
-    """A rule of a verdict; `unproven` fails only for lack of samples."""
-
-    holds: bool
-    unproven: bool
-    words: str
-
-
 class Appraisal(NamedTuple):
     """The title of a verdict with its colour, what holds, and why it is not better."""
 
@@ -44,24 +37,13 @@ class Appraisal(NamedTuple):
 
 def appraise(material: Material, verdict: Mapping[str, Any]) -> Appraisal:
     """Return what a verdict on an evaluation means."""
-    judged = rules(verdict)
+    judged = sections.rules(verdict)
     blessed = verdict.get("blessed") is True
     weak = verdict.get("weak") is True
     unproven = bool(judged) and all(rule.holds or rule.unproven for rule in judged)
     title, level = TITLES[blessed, weak if blessed else unproven]
     causes = _causes(material) if weak else ()
     return Appraisal(title, level, expectation(material.result), causes)
-
-
-def rules(verdict: Mapping[str, Any]) -> list[Rule]:
-    """Return the rules of a verdict, the failed ones first."""
-    listed = verdict.get("rules") or []
-    rows = [
-        Rule(bool(rule.get("holds")), rule.get("unproven") is True, str(rule.get("words", "")))
-        for rule in listed
-        if isinstance(rule, dict)
-    ]
-    return sorted(rows, key=lambda rule: (rule.holds, rule.unproven))
 
 
 def expectation(result: Evaluation) -> str:

@@ -90,6 +90,25 @@ def title_facts(material: Material) -> list[str]:
     return [fact for fact in facts if fact]
 
 
+class Rule(NamedTuple):
+    """A rule of a verdict; `unproven` fails only for lack of samples."""
+
+    holds: bool
+    unproven: bool
+    words: str
+
+
+def rules(verdict: Mapping[str, Any]) -> list[Rule]:
+    """Return the rules of a verdict, the failed ones first."""
+    listed = verdict.get("rules") or []
+    rows = [
+        Rule(bool(rule.get("holds")), rule.get("unproven") is True, str(rule.get("words", "")))
+        for rule in listed
+        if isinstance(rule, dict)
+    ]
+    return sorted(rows, key=lambda rule: (rule.holds, rule.unproven))
+
+
 def headline(material: Material) -> list[Card]:
     """Return the headline numbers of the evaluation."""
     result = material.result
