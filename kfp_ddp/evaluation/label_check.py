@@ -40,12 +40,16 @@ class Doubt(NamedTuple):
 
 
 def find_doubts(
-    evaluated: Sequence[Predictions], training: Predictions | None, dataset: Path
+    evaluated: Sequence[Predictions],
+    training: Predictions | None,
+    dataset: Path,
+    least_score: float,
 ) -> list[Doubt]:
     """Return the doubtful labels of evaluated splits, then near duplicates in them and in training.
 
-    Both by descending score. Predictions on training images say nothing about their labels, as the
-    network has learned these.
+    Both by descending score. A label with a score below `least_score`, the share of mistakes of
+    the network, is left out: that is more likely one of them. Predictions on training images say
+    nothing about their labels, as the network has learned these.
     """
     pool = [*evaluated, training] if training else list(evaluated)
     names = pool[0].index.classes
@@ -66,6 +70,7 @@ def find_doubts(
         doubts += [
             doubt(LABEL, score, suggested, start + position)
             for position, suggested, score in _label_errors_of(part)
+            if score >= least_score
         ]
         start += len(part.index)
     doubts.sort(key=lambda one: -one.score)

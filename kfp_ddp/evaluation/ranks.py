@@ -107,7 +107,8 @@ def evaluate_share(request: EvaluationRequest, world: "World | None" = None) -> 
         folder = RunFolder(run_dir).evaluation(TEST)
         results.prepare(folder, run_dir)
         results.write(folder, run_dir, test, {PREDICTIONS: on_test.predictions.to_csv()})
-    doubts = label_check.find_doubts(splits, training, evaluator.dataset)
+    least_score = 1 - result.accuracy
+    doubts = label_check.find_doubts(splits, training, evaluator.dataset, least_score)
     if doubts:
         log.info(f"{plural(len(doubts), 'label')} to check: {target / LABELS_TO_CHECK}")
     data = report_data(
@@ -120,6 +121,7 @@ def evaluate_share(request: EvaluationRequest, world: "World | None" = None) -> 
         test=test,
         doubts=doubts,
         uncompared=uncompared,
+        least_score=least_score,
     )
     roc = predictions.tally.areas().roc
     texts = {

@@ -43,6 +43,7 @@ def report_data(
     test: Evaluation | None,
     doubts: Sequence["Doubt"],
     uncompared: str,
+    least_score: float,
 ) -> ReportData:
     """Return the content of `report.json`, with the `worst` mistakes and doubtful labels.
 
@@ -65,6 +66,7 @@ def report_data(
         ],
         doubts=len(doubts),
         uncompared=uncompared,
+        least_score=least_score,
         test=test,
     )
 

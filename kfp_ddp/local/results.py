@@ -96,6 +96,7 @@ LOG = "pipeline.log"
 STARTED = re.compile(r"Executing task '([^']+)'")
 ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
 SHORTEST_BAR = 4
+SCORE = "(score near 1: the model is sure, near 0: it guesses)"
 FORMATS = {"model.safetensors": "safetensors", "model.onnx": "ONNX", "model.pt2": ".pt2"}
 
 
@@ -197,6 +198,9 @@ def collect_results(output: Path, seconds: float) -> dict[str, Any]:
         "files_copied": synced["downloaded"],
         "blessed": verdict["blessed"],
         "reason": verdict["reason"],
+        "verdict": verdict["title"],
+        "expectation": verdict["words"],
+        "cause": verdict["causes"],
     }
     for name, (step, artifact) in pictures.items():
         target = output / f"{name}.html"
@@ -230,16 +234,22 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return the summary as text, a line for each figure and file."""
     speed = f"{summary['images_per_second']:,.0f} images/s on {plural(summary['ranks'], 'rank')}"
     doubts = summary.get("labels_to_check")
+    wrong = 1 - summary["accuracy"]
     table = Path(summary["report"]).with_name(LABELS_TO_CHECK)
+    labels = f"none to check with a score from {wrong:.2f} on, the share of mistakes"
+    if doubts:
+        labels = f"{doubts} to check: {shown(table)} {SCORE}"
     lines = {
         "accuracy": f"{summary['accuracy']:.1%} of the validation images",
         "files": f"{summary['files']:,} in the dataset, {summary['files_copied']:,} copied",
         "speed": speed if summary["images_per_second"] else "",  # a script may not report it
-        "verdict": "" if summary["blessed"] else summary["reason"].partition(":")[0],
+        "verdict": summary["verdict"].lower(),
+        "expect": summary["expectation"],
+        "cause": summary["cause"],
         "bundle": shown(summary["bundle"]),
         "uploaded": summary.get("uploaded_to", ""),
         "report": shown(summary["report"]),
-        "labels": f"{doubts} to check: {shown(table)}" if doubts else "",
+        "labels": labels,
         "loss curve": shown(summary["loss_curve"]),
     }
     return [f"  {name:<12}{value}" for name, value in lines.items() if value]

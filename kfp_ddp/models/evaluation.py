@@ -22,6 +22,8 @@ LARGEST = 64 << 20
 LARGEST_PREDICTIONS = 512 << 20
 """Limit in bytes; a million samples have some 100 MB."""
 PREDICTION_COLUMNS = ("path", "target", "predicted", "confidence", "loss")
+_FEWEST = 3
+"""Samples of a class that is named as never right."""
 Z_95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 Better = Literal["", "higher", "lower"]
 Place = Literal["kfp", "mlflow", "summary", "card", "page", "comparison"]
@@ -269,6 +271,16 @@ class Evaluation(Stored):
                 "evaluation.json it belongs to"
             )
         return predictions
+
+    @property
+    def never_right(self) -> list[str]:
+        """Return the classes of which no sample is right."""
+        return [one.name for one in self.classes if one.samples >= _FEWEST and not one.recall]
+
+    def is_weak(self, enough: float) -> bool:
+        """Return whether the accuracy is below `enough`, or may be that of the largest class."""
+        largest = max((one.samples for one in self.classes), default=0)
+        return self.accuracy < enough or self.accuracy_low <= largest / self.samples
 
     def interval(self, name: str) -> Interval | None:
         """Return the 95 % interval of a figure; None without one."""

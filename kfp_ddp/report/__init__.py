@@ -5,6 +5,7 @@ from pathlib import Path
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import REPORT
 from kfp_ddp.report import sections
+from kfp_ddp.report.appraisal import appraise
 from kfp_ddp.report.data import REPORT_DATA, Material
 from kfp_ddp.report.render import render
 from kfp_ddp.report.training import time_section, training_curves, training_page
@@ -22,7 +23,6 @@ def html(folder: Path, bundle: Path | None = None) -> str:
     result = material.result
     data = material.data
     verdict = material.verdict
-    rules = sections.rules(verdict)
     reason = str(verdict.get("reason", ""))
     classes, class_notes = sections.classes(result)
     changed, default = sections.settings(material.config)
@@ -35,10 +35,9 @@ def html(folder: Path, bundle: Path | None = None) -> str:
         data=data,
         title_facts=sections.title_facts(material),
         verdict=verdict,
-        blessed=verdict.get("blessed") is True,
+        appraisal=appraise(material, verdict),
         reason=reason.removeprefix("not blessed: ").removeprefix("blessed: "),
-        rules=rules,
-        unproven=bool(rules) and all(rule.holds or rule.unproven for rule in rules),
+        rules=sections.rules(verdict),
         headline=sections.headline(material),
         compared=result.compared,
         changes=sections.changes(result),

@@ -52,6 +52,7 @@ class Doubtful(Stored):
     suggested: str
     other: str
     """Its near duplicate; '' if the predictions are the reason."""
+    score: float | None = None
     pictures: list[tuple[str, bool]]
     """Of it and of the other: WebP in base64, and whether to show its pixels as squares."""
 
@@ -91,6 +92,8 @@ class ReportData(Stored):
     """Rows of `labels_to_check.csv`."""
     uncompared: str = ""
     """Why training images were not searched for near duplicates; '' if they were, or are none."""
+    least_score: float | None = None
+    """Of a label that the predictions contradict; others are not among the doubts."""
     test: Evaluation | None = None
     """Of the same checkpoint on the test split."""
 

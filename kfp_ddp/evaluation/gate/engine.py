@@ -20,15 +20,26 @@ from kfp_ddp.core.settings import Stored
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import cell
 from kfp_ddp.evaluation.gate.champion import compare_with_champion
-from kfp_ddp.evaluation.gate.rules import Check, Rules, check_maximum, check_minimum, model_checks
+from kfp_ddp.evaluation.gate.rules import (
+    Check,
+    Rules,
+    check_maximum,
+    check_minimum,
+    model_checks,
+)
 from kfp_ddp.models import attempts, variants
 from kfp_ddp.models.bundle import INFRA, LATENCY, METRICS, Bundle
 from kfp_ddp.models.champion import find, open_bundle
 from kfp_ddp.models.evaluation import FILE, Compared, Evaluation, reason
 from kfp_ddp.models.signature import signer_of
+from kfp_ddp.report.appraisal import TITLES, Appraisal, appraise
+from kfp_ddp.report.data import Material
 from kfp_ddp.report.render import render
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.kinds import open_store
+
+WEAK = 0.8
+"""Accuracy below which a blessed model is shown as weak, unless min_accuracy is set."""
 
 
 class Judgement(NamedTuple):
@@ -63,13 +74,16 @@ def run(
         version = judgement.champion
         blessed, why = verdict_of(judgement.checks)
         if local.endswith(f"/{FILE}"):
-            document = _write_verdict(Path(local), judgement, checked)
+            verdict = _verdict(Path(local), judgement, checked)
+            document = _write_verdict(Path(local), verdict, judgement.bundle)
+            appraisal = appraise(Material.read(Path(local).parent, None), verdict)
         else:
-            title = "Blessed" if blessed else "Not blessed"
-            document = render("gate.html", title=title, checks=judgement.checks)
+            appraisal = Appraisal(*TITLES[blessed, False])
+            document = render("gate.html", title=appraisal.title, checks=judgement.checks)
     write_artifact(gate_report, document)
     facts = {"blessed": blessed, "reason": why, "champion": version}
-    write_artifact(gate_verdict, markdown(blessed, judgement.checks), **facts)
+    facts |= appraisal._asdict() | {"causes": "; ".join(appraisal.causes)}
+    write_artifact(gate_verdict, markdown(appraisal, judgement.checks), **facts)
     log.info(why)
     if attempt and not blessed:
         store = open_store(champion)
@@ -119,26 +133,25 @@ def verdict_of(checks: Sequence[Check]) -> tuple[bool, str]:
     return blessed, " ".join(f"{'blessed' if blessed else 'not blessed'}: {words}".split())
 
 
-def markdown(blessed: bool, checks: Sequence[Check]) -> str:
-    """Return the verdict as a heading and a list of the checks, for the KFP UI."""
-    doubt = not blessed and all(check.holds or check.unproven for check in checks)
-    title = "Not blessed: too few samples to tell" if doubt else "Not blessed"
-    lines = [f"## {'Blessed' if blessed else title}", ""]
+def markdown(appraisal: Appraisal, checks: Sequence[Check]) -> str:
+    """Return the verdict as a heading, what it means, and a list of the checks, for the KFP UI."""
+    lines = [f"## {appraisal.title}", "", cell(appraisal.words), ""]
+    lines += [f"- likely cause: {cell(cause)}" for cause in appraisal.causes]
     lines += [f"- {'holds' if c.holds else '**fails**'}: {cell(c.words)}" for c in checks]
     return "\n".join(lines) + "\n"
 
 
-def _write_verdict(evaluation: Path, judgement: Judgement, rules: Rules) -> str:
+def _write_verdict(evaluation: Path, verdict: Mapping[str, Any], bundle: Bundle | None) -> str:
     """Write verdict and report beside the evaluation and return the report.
 
     Without a bundle the folder may be read-only, as nothing is published with the verdict.
     """
-    bundle = judgement.bundle
     target = evaluation.with_name(VERDICT)
+    text = json.dumps(verdict, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     with _documents(bundle) if bundle else contextlib.nullcontext() as documents:
         try:
             with atomic_write(target) as file:
-                file.write(_verdict(evaluation, judgement, rules))
+                file.write(text.encode())
             return report.write(evaluation.parent, documents)
         except OSError as error:
             if bundle is None:
@@ -149,16 +162,17 @@ def _write_verdict(evaluation: Path, judgement: Judgement, rules: Rules) -> str:
             ) from None
 
 
-def _verdict(evaluation: Path, judgement: Judgement, rules: Rules) -> bytes:
-    """Return the verdict as JSON. Equal inputs give equal bytes."""
+def _verdict(evaluation: Path, judgement: Judgement, rules: Rules) -> dict[str, Any]:
+    """Return the verdict, for JSON. Equal inputs give equal ones."""
     record = Evaluation.read(evaluation)
     bundle = judgement.bundle
     compared = judgement.compared
     blessed, why = verdict_of(judgement.checks)
     fields = ("model", "split", "samples", "accuracy", "checkpoint_digest", "dataset_digest")
-    document = {
+    return {
         "format": 1,
         "blessed": blessed,
+        "weak": record.is_weak(rules.min_accuracy or WEAK) or bool(record.never_right),
         "reason": why,
         **{name: getattr(record, name) for name in (*fields, "samples_digest")},
         "evaluation_sha256": sha256(evaluation),
@@ -170,7 +184,6 @@ def _verdict(evaluation: Path, judgement: Judgement, rules: Rules) -> bytes:
         "asked": dict(sorted(rules.explicit().items())),
         "rules": [vars(check) for check in judgement.checks],
     }
-    return (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 _LARGEST = 1 << 20

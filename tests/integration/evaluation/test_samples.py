@@ -1,6 +1,7 @@
 """The samples of an evaluation: its splits, unreadable images, doubtful labels."""
 
 import csv
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -212,3 +213,29 @@ def test_training_images_cannot_be_searched(trained: Trained, tmp_path: Path) ->
     why = ReportData.read(trained.evaluation.parent).uncompared
     assert why.startswith("none of the ")
     assert why in document
+
+
+def test_a_model_that_does_not_know_better_contradicts_no_label(
+    trained: Trained, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(trained.dataset, tmp_path / "source"))
+    classes = sorted((source / "val").iterdir())
+    classes[0].rename(tmp_path / "aside")
+    for to, of in itertools.pairwise(classes):
+        of.rename(to)
+    (tmp_path / "aside").rename(classes[-1])
+    document = trained._replace(dataset=source).evaluate().document
+    folder = trained.evaluation.parent
+    least = ReportData.read(folder).least_score
+    assert least is not None
+    assert least > 0.5
+    rows = [row for row in table(folder / "labels_to_check.csv") if row["reason"] == "label"]
+    assert all(float(row["score"]) >= round(least, 4) for row in rows)
+    assert (
+        len(rows)
+        < len(
+            [row for row in table(folder / "predictions.csv") if row["target"] != row["predicted"]]
+        )
+        / 2
+    )
+    assert f"a score below {least:.2f} is left out" in document

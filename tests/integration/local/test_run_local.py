@@ -13,6 +13,7 @@ from PIL import Image
 
 from kfp_ddp import predict as predict_module
 from kfp_ddp.local.folder import LocalRun, begin
+from kfp_ddp.local.results import summary_lines
 from kfp_ddp.predict import load
 from tests import photographs
 from tests.commands import call, refused
@@ -68,6 +69,10 @@ def test_folder_becomes_a_report_and_a_bundle(
     assert (summary["files"], summary["files_copied"], summary["ranks"]) == (72, 72, 1)
     assert 0 <= summary["accuracy"] <= 1
     report = Path(summary["report"]).read_text()
+    assert f"<b>{summary['verdict']}</b><p>{summary['expectation']}</p>" in report
+    end = "\n".join(summary_lines(summary))
+    assert all(summary[name] in end for name in ("expectation", "cause"))
+    assert " will be" in summary["expectation"]
     assert "<svg" in report
     assert "1 file not read: 1 .txt" in report
     assert "note: 1 file not read: 1 .txt" in ran.stderr

@@ -177,6 +177,7 @@ def test_the_verdict_is_written_beside_the_evaluation(tmp_path: Path) -> None:
     assert verdict == {
         "format": 1,
         "blessed": True,
+        "weak": False,
         "reason": reason,
         "model": "resnet18",
         "split": "val",

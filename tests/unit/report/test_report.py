@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from kfp_ddp.training.spec.time_spent import PHASES
 from tests import reports, run_output
 from tests.commands import call, output, refused
 from tests.files import write
+from tests.gating import judged
 
 TWO = ["cat", "dog"]
 COUNTS = [[45, 5], [3, 47]]
@@ -61,6 +63,55 @@ def test_the_verdict_comes_first_and_failed_rules_before_others(tmp_path: Path) 
     verdict["rules"][1]["unproven"] = True  # type: ignore[index]
     document = report.html(reports.make(tmp_path, TWO, COUNTS, verdict=verdict))
     assert 'class="verdict maybe"><b>Not blessed: too few samples' in document
+
+
+RANDOM = {"pretrained": "false"}
+SMALL = reports.dataset(training={"cat": 20, "dog": 9})
+LARGE = reports.dataset(training={"cat": 900, "dog": 900})
+
+
+@pytest.mark.parametrize(
+    ("counts", "rules", "level", "words", "causes"),
+    [
+        ([[12, 8], [8, 9]], {"min_accuracy": 0.5}, "maybe", "about 4 of 10 .* 29 to 59 %", 2),
+        ([[80, 20], [25, 75]], {}, "maybe", "about 2 of 10 .* 17 to 29 %", 0),
+        ([[98, 2], [4, 96]], {}, "yes", "about 3 of 100 .* 1.4 to 6.4 %", 0),
+        ([[98, 2], [4, 96]], {"min_accuracy": 0.99}, "no", "about 3 of 100 ", 0),
+        ([[85, 15], [25, 75]], {"min_accuracy": 0.75}, "yes", "about 2 of 10 ", 0),
+        ([[90, 0], [8, 2]], {"min_accuracy": 0.9}, "maybe", "about 8 of 100 ", 0),
+        ([[95, 0], [5, 0]], {"min_accuracy": 0.9}, "maybe", "about 5 of 100 ", 1),
+        ([[19, 0], [0, 18]], {}, "yes", "none of 37 .* 9.4 %", 0),
+        ([[4997, 3], [0, 5000]], {}, "yes", r"about 3 of 10,000 .* 0.010 to 0.088 %", 0),
+        ([[3, 0], [2, 1]], {}, "maybe", "about 3 of 10 ", 2),
+    ],
+)
+def test_the_verdict_says_in_plain_words_what_holds(
+    tmp_path: Path,
+    counts: list[list[int]],
+    rules: dict[str, Any],
+    level: str,
+    words: str,
+    causes: int,
+) -> None:
+    few = causes == 2
+    more: dict[str, Any] = {"dataset": SMALL if few else LARGE, "config": RANDOM if few else {}}
+    folder = reports.make(tmp_path / "run", ("cat", "dog"), counts, **more)
+    accuracy = Evaluation.read(folder / "evaluation.json").accuracy
+    blessed, _ = judged(tmp_path, accuracy, evaluation=f"{folder}/evaluation.json", **rules)
+    box = re.search(r'(?s)class="verdict (\w+)".*?</div>', (tmp_path / "report.html").read_text())
+    assert box is not None
+    assert box[1] == level
+    markdown = (tmp_path / "verdict.md").read_text()
+    heading = {"yes": "Blessed", "maybe": "Blessed, but weak", "no": "Not blessed"}[level]
+    if blessed or level == "no":
+        assert f"<b>{heading}</b>" in box[0]
+        assert markdown.startswith(f"## {heading}\n")
+    for document in (text(f"</style>{box[0]}"), markdown):
+        assert re.search(words, document)
+        assert document.count("cause: ") in (causes, min(causes, 1))
+        assert ("random weights" in document) is few
+        assert ("few pictures: 29" in document) is few
+        assert ("never right: dog" in document) is (causes == 1)
 
 
 def test_a_missing_verdict_or_one_of_another_evaluation_is_not_shown(tmp_path: Path) -> None:
@@ -253,7 +304,8 @@ def test_the_report_of_a_local_run_is_written_with_its_verdict(tmp_path: Path) -
     assert command(run) == str(beside / "report.html")
     assert mine.read_text() == "mine"
     made = (beside / "report.html").read_text()
-    assert "<b>Not blessed</b><p>too &lt;low&gt;</p>" in made
+    assert "<b>Not blessed</b>" in made
+    assert "<p>too &lt;low&gt;</p>" in made
     assert "Loss by epoch" in made
     assert "<td>model.onnx</td><td>2e-06</td>" in made
     for folder in (beside, beside.parent):
