@@ -23,6 +23,7 @@ from kfp_ddp.core.text import one_line, yaml_of
 from kfp_ddp.jobs.shipping.own_package import USER, map_name, started
 from kfp_ddp.jobs.shipping.worker_start import FOLDER
 from kfp_ddp.pipelines import MODULES, NAMES
+from kfp_ddp.pipelines.constants import check_constants
 from kfp_ddp.pipelines.document import SUFFIXES
 from kfp_ddp.plan.form import choices
 
@@ -103,6 +104,8 @@ def _adapt_steps(pipeline: Any, restricted: bool) -> None:
             continue  # a part of the pipeline, such as an exit handler's
         executor = spec.deployment_spec["executors"][label]
         if _is_ours(executor):
+            for task in tasks_of[name]:
+                check_constants(component_of(executor), task, spec)
             _say_needs(spec.pipeline_info)
             _start_program(executor["container"], platform[label])
             _drop_descriptions(component)
@@ -167,12 +170,18 @@ def _is_needed(definition: Any) -> bool:
     return bool(image or definition.parameter_type == ParameterType.TASK_CONFIG)
 
 
+def component_of(executor: Any) -> str:
+    """Return the function of an executor with a container, which is its last argument."""
+    arguments = executor["container"]["args"]
+    return str(arguments[len(arguments) - 1])
+
+
 def _is_ours(executor: Any) -> bool:
     """Return whether an executor runs the source of a component of ours."""
     if "container" not in executor or "args" not in executor["container"]:
         return False
     container = executor["container"]
-    name = container["args"][len(container["args"]) - 1]
+    name = component_of(executor)
     try:
         module = importlib.import_module(f"kfp_ddp.components.{name}.component")
     except ImportError:

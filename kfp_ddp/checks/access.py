@@ -3,6 +3,8 @@
 import base64
 import binascii
 import contextlib
+import itertools
+import math
 from typing import Any
 
 from kfp_ddp.checks.finding import ASK_ADMIN, CheckContext, Finding, Requirements, items
@@ -13,9 +15,9 @@ from kfp_ddp.jobs.gangs import GANGS
 from kfp_ddp.jobs.kinds import KINDS, pod
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import LAUNCHER, STEPS, Api, ApiError, Object, review
-from kfp_ddp.k8s.objects import label
+from kfp_ddp.k8s.objects import label, parse_quantity
 from kfp_ddp.k8s.resource import CONFIG_MAPS, NAMESPACES, PODS, Resource
-from kfp_ddp.plan.form import EVALUATE_REQUESTS, StepResources
+from kfp_ddp.plan.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, StepResources
 
 Right = tuple[str, str, str, bool]
 """Group, resource, verbs, and whether a run fails without the right."""
@@ -158,6 +160,14 @@ HARDENED: Object = {
 # Resources of KFP 2.17's init container, which copies its launcher into the pod of a step.
 KFP_LAUNCHER = {"limits": {"cpu": "500m", "memory": "256Mi"}, "requests": {"cpu": "100m"}}
 ARGO = "workflow-controller-configmap"
+PODS_OF_KFP = 3
+"""Pods beside the workers: a step, a driver, and a pod that has just ended."""
+OF_KFP: Object = {
+    "limits": {"cpu": "1", "memory": "1Gi"},
+    "requests": {"cpu": "200m", "memory": "256Mi"},
+}
+"""What the containers of KFP and Argo take, of a step and of a driver beside it."""
+UNITS = {"cpu": (1, ""), "memory": (1 << 30, "Gi")}
 
 
 def admitted(cluster: CheckContext) -> list[Finding]:
@@ -174,12 +184,42 @@ def admitted(cluster: CheckContext) -> list[Finding]:
     }
     findings = [_request(api, "pods of steps", step)]
     if run.backend != "local":
-        settings: dict[str, Any] = {"image": IMAGE, "nodes": run.nodes}
-        if run.gpus_per_node > 0:
-            settings |= {"gpus_per_node": run.gpus_per_node, "gpu_resource": run.gpu_resource}
-        worker = pod.template(LaunchSpec.create(**settings), {}, "pytorch")["spec"]
-        findings.append(_request(api, "pods of workers", worker))
+        findings.append(_request(api, "pods of workers", _worker(run)))
     return findings
+
+
+def _worker(run: Requirements) -> Object:
+    settings: dict[str, Any] = {"image": IMAGE, "nodes": run.nodes}
+    if run.gpus_per_node > 0:
+        settings |= {"gpus_per_node": run.gpus_per_node, "gpu_resource": run.gpu_resource}
+    worker: Object = pod.template(LaunchSpec.create(**settings), {}, "pytorch")["spec"]
+    return worker
+
+
+def quota(cluster: CheckContext) -> list[Finding]:
+    """Return the quota that one run needs: its training, or a step that computes if it is larger.
+
+    Steps of a pipeline follow each other, but KFP starts a driver beside a step.
+    """
+    run = cluster.run
+    steps = StepResources()
+    limits = {"cpu": steps.evaluate_cpu, "memory": steps.evaluate_memory}
+    computing: Object = {"limits": limits, "requests": EVALUATE_REQUESTS}
+    (container,) = _worker(run)["containers"]
+    nodes = 0 if run.backend == "local" else run.nodes
+    hard: dict[str, object] = {"pods": nodes + PODS_OF_KFP}
+    for part, name in itertools.product(("requests", "limits"), ("cpu", "memory")):
+        workers = nodes * parse_quantity(container["resources"][part][name])
+        training = workers + parse_quantity(LAUNCHER_REQUESTS[name])
+        most = max(training, parse_quantity(computing[part][name]))
+        unit, sign = UNITS[name]
+        amount = math.ceil((most + parse_quantity(OF_KFP[part][name])) / unit)
+        hard[f"{part}.{name}"] = f"{amount}{sign}"
+    if run.gpus_per_node > 0:
+        hard[f"requests.{run.gpu_resource}"] = nodes * run.gpus_per_node
+    amounts = ",".join(f"{name}={amount}" for name, amount in hard.items())
+    command = f"kubectl create quota kfp-ddp -n {cluster.api.namespace} --hard={amounts}"
+    return [Finding("ok", "quota for one run", command)]
 
 
 def _request(api: Api, what: str, spec: Object) -> Finding:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from kfp_ddp.checks.access import admitted, rights, secret
+from kfp_ddp.checks.access import admitted, quota, rights, secret
 from kfp_ddp.checks.claims import claims, storage
 from kfp_ddp.checks.finding import (
     ASK_ADMIN,
@@ -136,8 +136,8 @@ def _source_finding(namespace: str, source: Object | None, job: Object | None) -
 NEEDED = (2, 17)
 LOGIN = "kfp-ddp config show --origin lists the address and the login"
 CHECKS = (
-    *(operators, gangs, kserve, rights, claims, storage, secret, admitted, network, public_images),
-    *(room, gpus, queues),
+    *(operators, gangs, kserve, rights, claims, storage, secret, admitted, quota, network),
+    *(public_images, room, gpus, queues),
 )
 
 

@@ -43,6 +43,7 @@ SECTIONS = {
     "Pipelines and cluster": {
         "compile": "Compile pipelines to YAML, or check that the files are up to date.",
         "install": "Create PVCs, permissions and our source in a namespace.",
+        "uninstall": "Delete what install made in a namespace, without the PVCs.",
         "gc": "Delete copies of datasets and published bundles that nobody uses.",
         "doctor": "Check that a cluster and namespace have what the components need.",
         "config": "Show the settings of this program, and the origin of each.",
@@ -65,7 +66,7 @@ MODULES = {
     **dict.fromkeys(("compare", "download", "tensorboard", "report"), "results"),
     **dict.fromkeys(("promote", "rollback", "sign", "verify", "gc"), "models"),
     **dict.fromkeys(("compile", "upload"), "pipelines"),
-    **dict.fromkeys(("install", "doctor"), "cluster"),
+    **dict.fromkeys(("install", "uninstall", "doctor"), "cluster"),
     "manifest": "jobs",
     "settings": "config",
     "demo": "run",

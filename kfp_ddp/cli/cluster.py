@@ -1,11 +1,11 @@
-"""`kfp-ddp install` and `doctor`: what a run needs in a cluster and a namespace."""
+"""`kfp-ddp install`, `uninstall` and `doctor`: what a run needs in a cluster and a namespace."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
-from kfp_ddp import install as installer
 from kfp_ddp.checks.access import enforced, secret
 from kfp_ddp.checks.claims import unfinished_owner
 from kfp_ddp.checks.finding import CheckContext, Finding, Requirements
@@ -17,16 +17,21 @@ from kfp_ddp.cli.options import (
     echo_json,
     field_options,
     model_options,
+    show,
 )
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.container_images import SETTINGS, Images
-from kfp_ddp.install import OWNERS, Done, Installation
+from kfp_ddp.install import apply as installer
+from kfp_ddp.install import files, manifests, removal
+from kfp_ddp.install.apply import Done
+from kfp_ddp.install.manifests import OWNERS, Installation
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import STEPS, Api
 from kfp_ddp.plan.form import DatasetSettings, Parameters
 
 WORDS = {"left": "exists, unchanged"}
 CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
+STDOUT = "-"
 
 
 @click.command("install")
@@ -62,16 +67,27 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
 )
 @click.option(
     "--print",
-    "only_print",
+    "printed",
+    is_flag=False,
+    flag_value=STDOUT,
+    metavar="[DIR]",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Print the manifests without contacting the cluster, or write them to DIR, to keep in "
+    "git: a kustomization with a file for each kind, and our source in source.yaml. The source is "
+    "too large for a plain kubectl apply: use kubectl apply --server-side.",
+)
+@click.option(
+    "--list-images",
     is_flag=True,
-    help="Print the manifests without contacting the cluster.",
+    help="Print the images of runs, to mirror or to permit them, and do nothing else.",
 )
 @AS_JSON
 def install(
     which: str,
     chown: str,
     dry_run: bool,
-    only_print: bool,
+    printed: Path | None,
+    list_images: bool,
     as_json: bool,
     bucket_secret: str,
     context: str,
@@ -85,14 +101,17 @@ def install(
     one, nothing is created. A namespace with a quota and no LimitRange also gets one.
     """
     images = Images.create({name: fields.pop(name) for name in SETTINGS})
+    if list_images:
+        listed = images.listed()
+        show(as_json, listed, *map("{:9} {}".format, listed, listed.values()))
+        return
     fields["image"] = fields["image"] or images.launcher
     fields["source"] = images.public
-    for name in {"data", "work"} - {*CLAIMS[which]}:
-        fields[f"{name}_claim"] = ""
-    if only_print:
+    _leave_out_claims(fields, which)
+    if printed:
         namespace = fields["namespace"] or "kubeflow"
         target = Installation(**{**fields, "namespace": namespace})
-        _print(target, chown)
+        _print(target, chown, printed)
         return
     api = Api.connect(fields["namespace"], context)
     target = Installation(**{**fields, "namespace": api.namespace})
@@ -112,14 +131,30 @@ def install(
     sys.exit(int(stopped))
 
 
-def _print(target: Installation, chown: str) -> None:
-    """Print the manifests, as they are known without a cluster."""
+def _leave_out_claims(fields: dict[str, Any], which: str) -> None:
+    """Empty the names of the PVCs that are not of the choice."""
+    for name in {"data", "work"} - {*CLAIMS[which]}:
+        fields[f"{name}_claim"] = ""
+
+
+def _print(target: Installation, chown: str, folder: Path) -> None:
+    """Print or write the manifests, as they are known without a cluster."""
     import yaml
 
-    objects = installer.manifests(target)
+    manifests.check_options(target)
+    objects = manifests.manifests(target)
+    jobs = []
     if chown in OWNERS and target.claims:
-        objects.append(installer.owner(target, chown))
-    click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
+        jobs.append(manifests.owner(target, chown))
+    if str(folder) == STDOUT:
+        click.echo(yaml.safe_dump_all([*objects, *jobs], sort_keys=False), nl=False)
+        return
+    written = files.write(objects, jobs, folder)
+    for name, size in written.sizes.items():
+        echo(f"wrote {folder / name}, {size / 1000:,.1f} kB")
+    echo(f"Next: kubectl apply --server-side -k {folder}")
+    for name in written.once:
+        echo(f"and once: kubectl apply -f {folder / name}")
 
 
 def _print_next(target: Installation, credentials: Finding, dry_run: bool) -> None:
@@ -142,14 +177,14 @@ def _install(
 ) -> list[Done]:
     """Create the objects, print the results, and wait until new volumes are writable."""
     installer.check(api, target)
-    objects = installer.manifests(target)
+    objects = manifests.manifests(target)
     if installer.lacks_limits(api):
-        objects.append(installer.limits(target))
+        objects.append(manifests.limits(target))
     done = installer.apply(api, objects, dry_run=dry_run)
     how = _owner(api, target, chown, done)
-    job = installer.owner(target, how) if how else None
+    job = manifests.owner(target, how) if how else None
     if target.source and not dry_run:
-        done += installer.replace(api, installer.index(target))
+        done += installer.replace(api, manifests.index(target))
     if job and not dry_run:
         done += installer.replace(api, job)
     if not quiet:
@@ -181,10 +216,43 @@ def _owner(api: Api, target: Installation, chown: str, done: list[Done]) -> str:
 def _line(result: Done, dry_run: bool) -> str:
     mark = "!" if result.state == "refused" else "✓"
     word = WORDS.get(result.state, result.state)
-    if dry_run and result.state in ("made", "changed"):
+    if dry_run and result.state in ("made", "changed", "deleted"):
         word = f"would be {word}"
     message = f": {result.message}" if result.message else ""
     return f"{mark} {result.kind} {result.name} {word}{message}"
+
+
+@click.command("uninstall")
+@configured("namespace", "context")
+@click.option(
+    "--claims",
+    "which",
+    type=click.Choice(list(CLAIMS)),
+    default="none",
+    help="PVCs to delete, with all datasets, checkpoints and bundles on them.",
+)
+@field_options(Requirements, "data_claim")
+@model_options(Parameters, "work_claim")
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted, and delete nothing.")
+@AS_JSON
+def uninstall(context: str, which: str, dry_run: bool, as_json: bool, **fields: Any) -> None:
+    """Delete what install made in a namespace, also the source of earlier versions.
+
+    The PVCs remain, unless --claims names them. So do a bucket's secret, copies of datasets (see
+    gc) and the rights on the cluster that another namespace uses. Runs fail without it, also those
+    of schedules: cancel and pause them first.
+    """
+    api = Api.connect(fields["namespace"], context)
+    _leave_out_claims(fields, which)
+    everything = {"see_nodes": True, "copies": True, "divide_accounts": True, "source": False}
+    fields |= {**everything, "network_policy": True, "namespace": api.namespace}
+    done = removal.remove(api, Installation(**fields), dry_run=dry_run)
+    refused = any(result.state == "refused" for result in done)
+    document = {"namespace": api.namespace, "dry_run": dry_run, "ok": not refused}
+    lines = [_line(result, dry_run) for result in done]
+    objects = [result._asdict() for result in done]
+    show(as_json, {**document, "objects": objects}, *(lines or ["nothing is installed"]))
+    sys.exit(int(refused))
 
 
 MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}

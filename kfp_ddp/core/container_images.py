@@ -23,6 +23,15 @@ _FOLDERS = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+
 _TAG = r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 
 
+def check_image(called: str, image: str) -> None:
+    """Raise InputError, with the name `called`, for a text that is no image; '' is none."""
+    if image and not re.fullmatch(_FOLDERS + _TAG, image):
+        raise InputError(
+            f"{called} {image!r} is not an image: give host/path:tag or @sha256:…, the path in "
+            "lower case, without a scheme"
+        )
+
+
 class Images(NamedTuple):
     """Image of each kind, and whether pods take our package from a ConfigMap."""
 
@@ -47,14 +56,14 @@ class Images(NamedTuple):
         public = images == "public" or not registry
         chosen: list[str] = []
         for kind, image in zip(KINDS, own, strict=True):
-            if image and not re.fullmatch(_FOLDERS + _TAG, image):
-                raise InputError(
-                    f"{kind} image {image!r} is not an image: give host/path:tag or @sha256:…, the "
-                    "path in lower case, without a scheme"
-                )
+            check_image(f"{kind} image", image)
             default = PUBLIC[kind] if public else f"{registry.rstrip('/')}/{kind}:{__version__}"
             chosen.append(image or default)
         return cls(chosen[0], chosen[1], public)
+
+    def listed(self) -> dict[str, str]:
+        """Return the image of each kind."""
+        return {"launcher": self.launcher, "trainer": self.trainer}
 
     def put_into(self, document: str) -> str:
         """Return a compiled pipeline of ours with these images."""

@@ -13,7 +13,9 @@ from kubernetes import client
 
 from kfp_ddp.core.container_images import REGISTRY
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.install import Installation, apply, manifests
+from kfp_ddp.install.apply import apply
+from kfp_ddp.install.manifests import PART_OF, Installation, manifests
+from kfp_ddp.jobs.shipping.own_package import map_name
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import grounds, step_pod, workflow
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until, with_retries
@@ -23,6 +25,7 @@ from tests.e2e.harness.programs import kfp_ddp, kubectl
 from tests.e2e.harness.rights import DEPLOY
 from tests.e2e.harness.scene import Scene
 from tests.e2e.harness.trainings import Begin
+from tests.overlays import write_overlay
 
 FOLDERS = sorted(path.parent for path in DEPLOY.rglob("kustomization.yaml"))
 BUILT = {
@@ -273,7 +276,7 @@ def test_restricted_namespace_gets_a_job_and_limits(cluster: client.ApiClient) -
 def test_installed_objects_are_those_of_deploy(cluster: client.ApiClient) -> None:
     import yaml
 
-    from kfp_ddp.install import DEPLOY
+    from kfp_ddp.install.manifests import DEPLOY
 
     target = Installation("kubeflow", divide_accounts=True)
     ours = {_key(item): item for item in manifests(target)}
@@ -285,6 +288,55 @@ def test_installed_objects_are_those_of_deploy(cluster: client.ApiClient) -> Non
                 assert mine.get(part) == document.get(part)
             named = [item["name"] for item in document.get("subjects", ())]
             assert [item["name"] for item in mine.get("subjects", ())] == named
+
+
+@pytest.mark.parametrize("how", ["printed", "overlay"])
+def test_files_in_git_make_what_install_would_make(
+    cluster: client.ApiClient, tmp_path: Path, how: str
+) -> None:
+    """With public images: the source is in a file of its own."""
+    with namespace(cluster, ours=False) as ground:
+        where = ("-n", ground.namespace, "--no-see-nodes")
+        if how == "printed":
+            done = kfp_ddp("install", "--print", str(tmp_path), *where, *WITH)
+            assert done.returncode == 0, done.stderr
+        else:
+            left_out = () if _served(ground) else ("/monitoring",)
+            write_overlay(tmp_path, ground.namespace, left_out)
+        kubectl("apply", "--server-side", "-k", str(tmp_path))
+        rehearsed = kfp_ddp("install", "--dry-run", "--json", "--chown", "no", *where, *WITH)
+        assert rehearsed.returncode == 0, rehearsed.stderr
+        objects = json.loads(rehearsed.stdout)["objects"]
+        assert {item["state"] for item in objects} == {"unchanged", "left"}
+        doctor = json.loads(kfp_ddp("doctor", "--json", "-n", ground.namespace).stdout)
+        (source,) = (one for one in doctor["findings"] if one["what"] == "public images")
+        assert map_name() not in source["message"]  # it is neither missing nor another one
+
+
+def test_uninstall_removes_all_but_the_claims(cluster: client.ApiClient) -> None:
+    with namespace(cluster, ours=False) as ground:
+        where = ("-n", ground.namespace)
+        options = ("--divide-accounts", "--network-policy", "--copies", "--chown", "no")
+        code, created = _install(ground, *options)
+        assert code == 0
+        made = {(item["kind"], item["name"]) for item in created["objects"]}
+        old = {"name": "kfp-ddp-source-0-1-0-old", "labels": PART_OF}
+        ground.core.create_namespaced_config_map(ground.namespace, {"metadata": old})
+        rehearsed = kfp_ddp("uninstall", "--dry-run", "--json", *where)
+        done = kfp_ddp("uninstall", "--json", *where)
+        assert (rehearsed.returncode, done.returncode) == (0, 0), done.stderr
+        deleted = {
+            (item["kind"], item["name"])
+            for item in json.loads(done.stdout)["objects"]
+            if item["state"] == "deleted"
+        }
+        of_cluster = {one for one in made if one[0] == "ClusterRole"}  # another may use it
+        claims = {("PersistentVolumeClaim", DATA), ("PersistentVolumeClaim", WORK)}
+        assert deleted - of_cluster == made - of_cluster - claims | {("ConfigMap", old["name"])}
+        assert set(_claims(ground)) == {DATA, WORK}
+        done = kfp_ddp("uninstall", "--json", "--claims", "both", *where)
+        assert done.returncode == 0, done.stderr
+        until(lambda: not _claims(ground), "the end of both claims")
 
 
 def _key(document: dict[str, Any]) -> tuple[str, str]:

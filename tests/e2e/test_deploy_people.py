@@ -8,7 +8,7 @@ import yaml
 from kubernetes import client
 
 from kfp_ddp.checks.doctor import OURS
-from kfp_ddp.install import Installation, manifests
+from kfp_ddp.install.manifests import Installation, manifests
 from kfp_ddp.k8s.api import Api, review
 from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.programs import kubectl

@@ -1,5 +1,8 @@
 """The objects of `kfp-ddp install`, and its checks."""
 
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,13 +10,26 @@ import yaml
 
 from kfp_ddp import __version__
 from kfp_ddp.checks.claims import unfinished_owner
+from kfp_ddp.core.container_images import PUBLIC
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.install import Installation, apply, check, into, owner, replace, wait
+from kfp_ddp.install.apply import apply, check, replace, resource_of, wait
+from kfp_ddp.install.manifests import (
+    OWNERS,
+    PART_OF,
+    Installation,
+    index,
+    into,
+    limits,
+    manifests,
+    owner,
+)
+from kfp_ddp.install.removal import BINDINGS, remove
 from kfp_ddp.jobs.shipping.own_package import config_map, has_source, map_name
 from kfp_ddp.k8s.api import LAUNCHER, STEPS, Object
 from kfp_ddp.k8s.resource import CONFIG_MAPS, STORAGE_CLASSES
 from tests.cluster import FakeApi, pod, waiting
-from tests.commands import output
+from tests.commands import document, output, refused
+from tests.overlays import write_overlay
 
 
 def existing(**classes: str) -> dict[str, Object]:
@@ -109,7 +125,6 @@ def test_pvcs_are_those_of_the_options(which: str, names: list[str]) -> None:
         (Installation("hare"), "namespace hare does not exist; did you mean 'here'?"),
         (Installation("here", "nsf"), "storage class nsf does not exist; did you mean 'nfs'?"),
         (Installation("here"), "no storage class is the default; give"),
-        (Installation("here", "nfs", size="10GB"), "--size 10GB cannot be used"),
         (Installation("here", "disk"), "storage class disk (ebs.csi.aws.com) creates"),
     ],
 )
@@ -117,6 +132,160 @@ def test_invalid_installation_is_an_error(target: Installation, message: str) ->
     with pytest.raises(InputError) as error:
         check(FakeApi(existing(nfs="nfs.csi.k8s.io", disk="ebs.csi.aws.com"), "here"), target)
     assert str(error.value).startswith(message)
+
+
+INVALID = {
+    "--namespace": ("Team_Vision", "team.vision", "a" * 64, "-team", "team-"),
+    "--size": ("10GB", "0Gi", "10", "-5Gi", "500m", "Gi", " 5Gi"),
+    "--storage-class": ("My_Class", "a b"),
+    "--data-claim": ("kfp_data", "a/b"),
+    "--work-claim": ("Work", "work-"),
+    "--image": ("Busybox:1", "https://a.io/b", "a.io/b:"),
+}
+
+
+@pytest.mark.parametrize("option", INVALID)
+def test_names_and_sizes_are_checked_without_a_cluster(option: str) -> None:
+    for text in INVALID[option]:
+        assert refused("install", "--print", f"{option}={text}").startswith(f"{option} ")
+
+
+def test_files_are_a_kustomization_with_the_source_apart(tmp_path: Path) -> None:
+    """What kustomize builds of them is what `--print` prints."""
+    folder = tmp_path / "team"
+    options = ("-n", "team", "--storage-class", "nfs", "--chown", "root", "--network-policy")
+    shown = output("install", "--print", folder, *options)
+    assert f"kubectl apply --server-side -k {folder}" in shown
+    assert f"kubectl apply -f {folder / 'job.yaml'}" in shown
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert sizes.pop("source.yaml") > 1 << 18
+    assert max(sizes.values()) < 10_000
+    expected = {key(item): item for item in printed("--chown", "root", *options[2:])}
+    built = {key(item): item for item in kustomized(folder)}
+    assert expected.keys() - built.keys() == {("Job", "kfp-ddp-chown")}
+    for name, item in built.items():
+        kept = item["metadata"].pop("annotations", {})
+        assert bool(kept) == (name[0] in ("PersistentVolumeClaim", "ConfigMap"))
+        assert item == expected[name]
+
+
+def test_files_replace_their_own_and_no_others(tmp_path: Path) -> None:
+    for more in ((), ("--registry", "a.io/ml")):
+        output("install", "--print", tmp_path, *more)
+    assert all(item["kind"] != "ConfigMap" for item in kustomized(tmp_path))
+    (tmp_path / "role.yaml").write_text("kind: Role\n")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert str(tmp_path / "role.yaml") in refused("install", "--print", tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_overlay_of_the_readme_has_the_source(tmp_path: Path) -> None:
+    """As printed, with the addresses of this repository as paths."""
+    write_overlay(tmp_path, "vision")
+    objects = {key(item): item for item in kustomized(tmp_path)}
+    assert {item["metadata"]["namespace"] for item in objects.values()} == {"vision"}
+    assert has_source(objects["ConfigMap", map_name()])
+    claims = [item["spec"] for name, item in objects.items() if name[0] == "PersistentVolumeClaim"]
+    assert {spec["storageClassName"] for spec in claims} == {"nfs"}
+    assert {spec["resources"]["requests"]["storage"] for spec in claims} == {"200Gi"}
+    expected = {key(item) for item in printed("--no-see-nodes", "--network-policy")}
+    assert expected <= objects.keys()
+
+
+def key(item: Object) -> tuple[str, str]:
+    return item["kind"], item["metadata"]["name"]
+
+
+def kustomized(folder: Path) -> list[Object]:
+    if not shutil.which("kubectl"):
+        pytest.skip("no kubectl, which has kustomize")
+    done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("options", "images"),
+    [
+        ((), PUBLIC),
+        (
+            ("--registry", "a.io/ml"),
+            {name: f"a.io/ml/{name}:{__version__}" for name in ("launcher", "trainer")},
+        ),
+        (
+            ("--launcher-image", "a.io/b:1"),
+            {"launcher": "a.io/b:1", "trainer": PUBLIC["trainer"]},
+        ),
+    ],
+)
+def test_images_of_runs_are_listed(options: tuple[str, ...], images: dict[str, str]) -> None:
+    assert document("install", "--list-images", *options) == images
+    lines = output("install", "--list-images", *options).splitlines()
+    assert [tuple(line.split()) for line in lines] == [*images.items()]
+
+
+EVERYTHING = {
+    "see_nodes": True,
+    "copies": True,
+    "divide_accounts": True,
+    "network_policy": True,
+    "image": "a:1",
+}
+
+
+def installed(*more: Object, **fields: Any) -> FakeApi:
+    """Return a server with a namespace `here` in which all was made, and further objects."""
+    target = Installation("here", "nfs", **fields)
+    api = FakeApi({resource.path("here"): {"items": []} for resource in LISTED}, "here")
+    jobs = [owner(target, how) for how in OWNERS]
+    for item in (*manifests(target), *jobs, limits(target), index(target), *more):
+        resource = resource_of(item)
+        api.objects[resource.path("here", item["metadata"]["name"])] = item
+        listed = api.objects.setdefault(resource.path("here"), {"items": []})
+        listed["items"].append(item)
+    return api
+
+
+LISTED = (CONFIG_MAPS, BINDINGS)
+
+
+def old_map(**labels: str) -> Object:
+    metadata = {"name": "kfp-ddp-source-0-1-0-abc", "namespace": "here", "labels": labels}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+
+
+def removed(api: FakeApi, **claims: str) -> dict[tuple[str, str], str]:
+    """Return the states of what a removal met, without PVCs unless they are named."""
+    given = {"data_claim": "", "work_claim": "", **claims}
+    target = Installation("here", source=False, **EVERYTHING, **given)  # type: ignore[arg-type]
+    return {done[:2]: done.state for done in remove(api, target)}
+
+
+def test_uninstall_removes_what_install_made_and_older_sources() -> None:
+    api = installed(old_map(**PART_OF), **EVERYTHING)
+    made = {path for path, item in api.objects.items() if "items" not in item}
+    claims = {path for path in made if "/persistentvolumeclaims/" in path}
+    assert set(removed(api).values()) == {"deleted"}
+    assert set(api.deleted()) == made - claims
+    assert len(claims) == 2
+    assert removed(api, data_claim="kfp-ddp-data").keys() == {
+        ("PersistentVolumeClaim", "kfp-ddp-data")
+    }
+
+
+def test_uninstall_leaves_what_others_made_or_use() -> None:
+    other = into(cluster_binding(), "there")
+    api = installed(old_map(), other)
+    states = removed(api)
+    assert states["ClusterRole", "kfp-ddp-nodes"] == "left"
+    assert states["ClusterRoleBinding", "kfp-ddp-nodes.here"] == "deleted"
+    assert ("ClusterRoleBinding", "kfp-ddp-nodes.there") not in states
+    assert states["ConfigMap", "kfp-ddp-source-0-1-0-abc"] == "left"
+
+
+def cluster_binding() -> Object:
+    (binding,) = (item for item in printed() if item["kind"] == "ClusterRoleBinding")
+    return binding
 
 
 class Merging(FakeApi):

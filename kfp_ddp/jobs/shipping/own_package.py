@@ -38,8 +38,10 @@ _LOCKS = (*KINDS, "uv")
 _LARGEST = 1 << 20
 """Bytes of a ConfigMap."""
 _DIGITS = 32
+MAPS = "kfp-ddp-source-"
+"""Begin of the names of the ConfigMaps of all versions."""
 # KFP names the volume after the ConfigMap, and a volume's name has no dot.
-_PREFIX = f"kfp-ddp-source-{re.sub('[.+]', '-', kfp_ddp.__version__)}-"
+_PREFIX = f"{MAPS}{re.sub('[.+]', '-', kfp_ddp.__version__)}-"
 # Its arguments are the name of the ConfigMap, a lock, and the command. Argo holds it six times.
 _BEGIN = f"""import hashlib, importlib.util as u, os, sys
 _, n, _, *c = sys.argv[1:]
@@ -143,7 +145,7 @@ def config_map(name: str, index: str = "", proxy: str = "") -> Object:
     InputError for an index with a login, or an archive too large for a ConfigMap.
     """
     data = {START: start_of(archive()), **_pip(index, proxy)}
-    packed = lzma.compress(archive())
+    packed = _packed()
     if (size := len(packed) + sum(map(len, data.values()))) > _LARGEST:
         raise InputError(
             f"the source of kfp_ddp has {size:,} bytes packed, and a ConfigMap {_LARGEST:,}: "
@@ -156,6 +158,11 @@ def config_map(name: str, index: str = "", proxy: str = "") -> Object:
         "data": data,
         "binaryData": {ARCHIVE: base64.b64encode(packed).decode()},
     }
+
+
+@functools.cache
+def _packed() -> bytes:
+    return lzma.compress(archive())
 
 
 def _pip(index: str, proxy: str) -> dict[str, str]:

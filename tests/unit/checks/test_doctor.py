@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kfp_ddp.checks.access import KUEUE_RIGHTS, launch_rights, rights, secret
+from kfp_ddp.checks.access import KUEUE_RIGHTS, launch_rights, quota, rights, secret
 from kfp_ddp.checks.claims import DEFAULT, claims
 from kfp_ddp.checks.finding import CheckContext, Finding, Requirements
 from kfp_ddp.checks.nodes import gpus, room
@@ -59,6 +59,25 @@ def test_pvc_of_one_node_is_bad_on_several(nodes: list[Object] | None) -> None:
     assert ("number of nodes" in finding.message) == (nodes is None)
     for enough in ({"publish": "clone"}, {"backend": "local"}):
         assert of_claims(claim("kfp-ddp-data", mode="ReadWriteOnce"), nodes, **enough).state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("fields", "hard"),
+    [
+        ({"nodes": 1, "gpus_per_node": 0}, "pods=4 1 2Gi 6 9Gi"),
+        ({"backend": "local"}, "pods=3 1 2Gi 5 9Gi"),
+        ({"nodes": 2, "gpus_per_node": 8}, "pods=5 33 130Gi 130 514Gi nvidia.com/gpu=16"),
+        ({"nodes": 3, "gpus_per_node": 2, "gpu_resource": "amd.com/gpu"}, "amd.com/gpu=6"),
+    ],
+)
+def test_quota_for_one_run_is_a_command(fields: dict[str, Any], hard: str) -> None:
+    """The workers and what KFP runs beside them, or the step that computes if it needs more."""
+    (finding,) = quota(cluster(FakeApi({}), **fields))
+    command, _, amounts = finding.message.partition(" --hard=")
+    assert command == "kubectl create quota kfp-ddp -n space"
+    for name in ("requests.", "limits.", "cpu=", "memory="):
+        amounts = amounts.replace(name, "")
+    assert amounts.replace(",", " ").endswith(hard)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,56 @@ def test_invalid_file_fails_with_one_line_error(own: Path, text: str, message: s
     assert list(own.parent.glob("*.yaml")) == []
 
 
+GIVEN = """
+from kfp import dsl
+from kfp_ddp.components.{function}.component import {function}
+
+@dsl.component(base_image="python:3.11")
+def last():
+    pass
+
+@dsl.pipeline(name="mine")
+def mine(mapping: dict = {{"{key}": 1}}):
+    with dsl.ExitHandler(last()):
+        {function}({needed}, {name}={value})
+"""
+TRAIN = 'run_id="a", task_name="b", task_id="c", dataset_path="/d"'
+KEYS = {
+    ("train", "training", "epoch"): "did you mean 'epochs'?",
+    ("train", "training", "learning_rate"): "",
+    ("train", "job", "node"): "did you mean 'nodes'?",
+    ("train", "job", "keep_runs"): "",
+    ("train", "job", "evaluate_gpus"): "job of train in mine has no setting 'evaluate_gpus'",
+    ("gate", "rules", "min_acuracy"): "did you mean 'min_accuracy'?",
+    ("gate", "rules", "min_accuracy"): "",
+    ("evaluate", "options", "tag"): "did you mean 'tags'?",
+    ("evaluate", "job", "evaluate_gpu"): "did you mean 'evaluate_gpus'?",
+    ("data_sync", "options", "workerz"): "options of data-sync in mine has no setting",
+}
+"""What a compilation says of a key in a mapping that a component gets."""
+NEEDED = {
+    "train": TRAIN,
+    "gate": "accuracy=1.0",
+    "evaluate": 'checkpoint="/a", run_dir="/b", dataset_path="/c"',
+    "data_sync": 'source="gs://a", dataset="b", run_id="c"',
+}
+
+
+@pytest.mark.parametrize(("function", "name", "key"), KEYS)
+@pytest.mark.parametrize("value", ["constant", "default of the form"])
+def test_unknown_key_of_a_mapping_is_found(
+    own: Path, function: str, name: str, key: str, value: str
+) -> None:
+    given = f'{{"{key}": 1}}' if value == "constant" else "mapping"
+    words = {"needed": NEEDED[function], "name": name, "value": given, "key": key}
+    own.write_text(GIVEN.format(function=function, **words))
+    message = KEYS[function, name, key]
+    if message:
+        assert message in refused("compile", own)
+    else:
+        output("compile", own)
+
+
 def test_missing_file_and_invalid_image_are_errors(own: Path, tmp_path: Path) -> None:
     assert call("compile", tmp_path / "gone.py").exit_code == 2
     notes = write(tmp_path / "notes.txt", "notes")

@@ -1,36 +1,27 @@
-"""Install what runs need into a namespace: PVCs, rights, a disruption budget, owner of volumes.
+"""Make the objects of an installation.
 
-All objects are first sent as a dry run, so that a refusal changes nothing.
+All are first sent as a dry run, so that a refusal changes nothing.
 """
 
-import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from kfp_ddp.checks.access import QUOTAS
 from kfp_ddp.checks.claims import is_default
-from kfp_ddp.checks.finding import Requirements, items
-from kfp_ddp.core.config import setting
+from kfp_ddp.checks.finding import items
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.polling import poll
 from kfp_ddp.core.settings import hint
 from kfp_ddp.core.text import one_line
-from kfp_ddp.jobs.shipping.own_package import config_map, has_source, map_name
+from kfp_ddp.install.manifests import CLUSTER_KINDS, Installation, check_options
+from kfp_ddp.jobs.shipping.own_package import has_source
 from kfp_ddp.k8s.api import Api, ApiError, Object, Refused
-from kfp_ddp.k8s.objects import QUANTITY, condition
+from kfp_ddp.k8s.objects import condition
 from kfp_ddp.k8s.pods import waiting_reason
 from kfp_ddp.k8s.resource import NAMESPACES, PODS, STORAGE_CLASSES, Resource
 
-DEPLOY = Path(__file__).parent / "deploy"
-CLUSTER_KINDS = ("ClusterRole", "ClusterRoleBinding")
-PART_OF = {"app.kubernetes.io/part-of": "kfp-ddp"}
-OWNERS = {"root": "chown.yaml", "group": "fsgroup.yaml"}
-"""The job that makes new volumes writable: as root, or by the group of its pod."""
-
-State = Literal["made", "changed", "unchanged", "left", "refused"]
+State = Literal["made", "changed", "unchanged", "left", "refused", "deleted"]
 DRY_RUN = {"dryRun": "All"}
 PARTS = ("rules", "roleRef", "subjects", "spec", "data", "binaryData")
 """Parts of an object that are compared and changed."""
@@ -46,154 +37,6 @@ QUOTA_RESOURCES = tuple(
 )
 
 
-@dataclass(frozen=True)
-class Installation:
-    """What to install into a namespace."""
-
-    namespace: str
-    storage_class: str = setting("", "Storage class of the PVCs; empty for the cluster's default.")
-    access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = setting(
-        "ReadWriteMany", "Access mode of the PVCs; ReadWriteOnce requires all pods on one node."
-    )
-    size: str = setting("1Ti", "Size of each PVC.")
-    data_claim: str = Requirements.data_claim
-    """Empty for none, also for `work_claim`."""
-    work_claim: str = Requirements.work_claim
-    see_nodes: bool = setting(True, "Permission to read the GPUs of nodes, for gpus_per_node=-1.")
-    copies: bool = setting(False, "Permissions for publish=clone, snapshot and auto.")
-    divide_accounts: bool = setting(
-        False, "Accounts kfp-ddp-steps, for runs, and kfp-ddp-launcher, which launches their jobs."
-    )
-    network_policy: bool = setting(False, "NetworkPolicies: only the connections that runs need.")
-    egress_ports: tuple[int, ...] = ()
-    """Further TCP ports that the policies allow to any address."""
-    image: str = setting(
-        "", "Image of the job for volumes, with sh and chown; empty for the launcher."
-    )
-    source: bool = True
-    """Whether pods of public images take the source from a ConfigMap."""
-    pip_index_url: str = ""
-    pip_proxy: str = ""
-
-    @property
-    def claims(self) -> dict[str, str]:
-        """Name of each PVC by its name in the files."""
-        names = {Requirements.data_claim: self.data_claim, Requirements.work_claim: self.work_claim}
-        return {file: name for file, name in names.items() if name}
-
-
-def manifests(target: Installation) -> list[Object]:
-    """Return all objects but the job for volumes and the LimitRange, roles before bindings."""
-    objects: list[Object] = []
-    for folder in _folders(target):
-        (kustomization,) = read(DEPLOY / folder / "kustomization.yaml")
-        for name in kustomization["resources"]:
-            documents = read(DEPLOY / folder / name)
-            objects += [into(document, target.namespace) for document in documents]
-    _allow_ports(objects, target.egress_ports)
-    objects.sort(key=lambda document: document["kind"].endswith("Binding"))
-    if target.source:
-        source = config_map(map_name(), target.pip_index_url, target.pip_proxy)
-        objects.insert(0, into(source, target.namespace))
-    return [*claims(target), *objects]
-
-
-def _folders(target: Installation) -> list[str]:
-    """Return the folders of deploy/ that an installation takes objects of."""
-    folders = ["rbac", "eviction"]
-    if target.see_nodes:
-        folders.append("rbac/nodes")
-    if target.divide_accounts:
-        folders.append("rbac/divided")
-    # The stock account has rights on PVCs by KFP's own manifests.
-    if target.divide_accounts or target.copies:
-        folders.append("storage")
-    if target.network_policy or target.egress_ports:
-        folders.append("network")
-    return folders
-
-
-def _allow_ports(objects: list[Object], ports: tuple[int, ...]) -> None:
-    """Let the network policies admit connections to these ports of any address."""
-    if not ports:
-        return
-    policies = [document["spec"] for document in objects if document["kind"] == "NetworkPolicy"]
-    for policy in policies:
-        if "Egress" in policy["policyTypes"]:
-            policy["egress"].append({"ports": [{"port": port} for port in ports]})
-
-
-def claims(target: Installation) -> list[Object]:
-    """Return the PVCs with the requested class, size and mode."""
-    objects = []
-    for claim in read(DEPLOY / "storage" / "claims.yaml"):
-        file = claim["metadata"]["name"]
-        spec = claim["spec"]
-        if file not in target.claims:
-            continue
-        claim["metadata"]["name"] = target.claims[file]
-        spec["accessModes"] = [target.access_mode]
-        spec["resources"]["requests"]["storage"] = target.size
-        del spec["storageClassName"]
-        if target.storage_class:
-            spec["storageClassName"] = target.storage_class
-        objects.append(into(claim, target.namespace))
-    return objects
-
-
-def limits(target: Installation) -> Object:
-    """Return a LimitRange: a namespace with a quota refuses containers without limits."""
-    (limit_range,) = read(DEPLOY / "quota" / "limitrange.yaml")
-    return into(limit_range, target.namespace)
-
-
-def owner(target: Installation, how: str) -> Object:
-    """Return the job of OWNERS that makes the volumes of the PVCs writable for the images' user."""
-    (job,) = read(DEPLOY / "storage" / OWNERS[how])
-    pod = job["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    sources = {volume["name"]: volume["persistentVolumeClaim"] for volume in pod["volumes"]}
-    names = [name for name, source in sources.items() if source["claimName"] in target.claims]
-    for name in names:
-        sources[name]["claimName"] = target.claims[sources[name]["claimName"]]
-    pod["volumes"] = [volume for volume in pod["volumes"] if volume["name"] in names]
-    mounts = container["volumeMounts"]
-    container["volumeMounts"] = [mount for mount in mounts if mount["name"] in names]
-    container["image"] = target.image or container["image"]
-    return into(job, target.namespace)
-
-
-def index(target: Installation) -> Object:
-    """Return the job that tries whether pods of public images reach the package index."""
-    (job,) = read(DEPLOY / "source" / "index.yaml")
-    pod = job["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    container["image"] = target.image
-    for variable in container["env"]:
-        variable["valueFrom"]["configMapKeyRef"]["name"] = map_name()
-    return into(job, target.namespace)
-
-
-def into(document: Object, namespace: str) -> Object:
-    """Return a document of deploy/ for a namespace; cluster-wide bindings get its name."""
-    metadata = document["metadata"]
-    metadata["labels"] = {**metadata.get("labels", {}), **PART_OF}
-    for subject in document.get("subjects", ()):
-        subject["namespace"] = namespace
-    if document["kind"] not in CLUSTER_KINDS:
-        metadata["namespace"] = namespace
-    elif document["kind"].endswith("Binding"):
-        metadata["name"] = f"{metadata['name'].partition('.')[0]}.{namespace}"
-    return document
-
-
-def read(file: Path) -> Iterator[Object]:
-    """Yield the documents of a YAML file."""
-    import yaml
-
-    yield from yaml.safe_load_all(file.read_text())
-
-
 class Done(NamedTuple):
     """Result for one object, also in JSON."""
 
@@ -204,9 +47,8 @@ class Done(NamedTuple):
 
 
 def check(api: Api, target: Installation) -> None:
-    """Raise InputError if namespace, storage class or size is missing or invalid."""
-    if not target.size or not re.match(QUANTITY, target.size):
-        raise InputError(f"--size {target.size} cannot be used: it should be such as 500Gi or 1Ti")
+    """Raise InputError if an option is invalid, or namespace or storage class does not exist."""
+    check_options(target)
     try:
         namespace = api.get(NAMESPACES, target.namespace)
     except ApiError as error:
@@ -284,7 +126,7 @@ def _put(api: Api, target: Object, new: set[tuple[str, str]], *, dry_run: bool) 
             role = target.get("roleRef", {})
             if not dry_run or (role.get("kind"), role.get("name")) not in new:
                 api.create(resource_of(target), target, query=DRY_RUN if dry_run else None)
-            return Done(kind, name, "made")
+            return Done(kind, name, "made", _describe(target))
         if kind in IMMUTABLE:
             return Done(kind, name, "left", _describe(existing))
         return _change(api, target, existing, dry_run=dry_run)
@@ -317,12 +159,14 @@ def _differs(existing: Object, target: Object) -> str:
 
 
 def _describe(existing: Object) -> str:
+    """Return size, class and modes of a PVC; '' for another object."""
     if existing["kind"] != "PersistentVolumeClaim":
         return ""
     spec = existing["spec"]
     modes = ", ".join(spec.get("accessModes") or ())
     size = spec["resources"]["requests"]["storage"]
-    return f"{size} of {spec.get('storageClassName') or 'no class'}, {modes}"
+    storage_class = spec.get("storageClassName", "the default class") or "no class"
+    return f"{size} of {storage_class}, {modes}"
 
 
 def resource_of(document: Object) -> Resource:

@@ -1,0 +1,1 @@
+"""What runs need in a namespace: its objects, made, written to files, or deleted."""
