@@ -67,7 +67,11 @@ def check(
 def look_at(listing: Listing, rule: LayoutRule, tables: Sequence[Labels]) -> DatasetImages:
     """Return the images of a sorted listing, with warnings; raise InputError as `lay_out`."""
     layout = lay_out(
-        listing.names, val_fraction=rule.val_fraction, labels=tables, layout=rule.layout
+        listing.names,
+        val_fraction=rule.val_fraction,
+        labels=tables,
+        layout=rule.layout,
+        fold=rule.fold,
     )
     train, val = (part.counts(len(layout.classes)) for part in (layout.train, layout.val))
     warnings = (*layout.notes, *uneven(layout.classes, train, val), *_duplicates(listing, layout))

@@ -142,7 +142,8 @@ def _layout(version: Path, config: Mapping[str, object], classes: tuple[str, ...
     names = (row.name for row in manifest.rows(version / manifest.NAME))
     try:
         how = str(config.get("layout", "auto"))
-        return lay_out(names, val_fraction=share, layout=how, classes=classes)
+        fold = str(config.get("fold", ""))
+        return lay_out(names, val_fraction=share, layout=how, fold=fold, classes=classes)
     except InputError:
         return None
 

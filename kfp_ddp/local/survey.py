@@ -139,7 +139,8 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     everything = list(_names(folder, sync)) if folder else open_source(source).listing().names
     names = [name for name in everything if selection.selects(name)]
     labels = read_tables(folder, rule.labels, None) if folder else ()
-    layout = lay_out(names, val_fraction=rule.val_fraction, labels=labels, layout=rule.layout)
+    where: dict[str, Any] = {"layout": rule.layout, "fold": rule.fold}
+    layout = lay_out(names, val_fraction=rule.val_fraction, labels=labels, **where)
     notes = [*layout.notes, *_filter_notes(everything, names, sync)]
     _check_tags(tags, names, source)
     if not rule.labels:
@@ -271,7 +272,8 @@ def _without(broken: Mapping[str, str], names: Iterable[str], rule: LayoutRule) 
     readable = [name for name in names if name not in broken]
     try:
         everything = [*readable, *folders]
-        return lay_out(everything, val_fraction=rule.val_fraction, layout=rule.layout)
+        where: dict[str, Any] = {"layout": rule.layout, "fold": rule.fold}
+        return lay_out(everything, val_fraction=rule.val_fraction, **where)
     except InputError as error:
         raise InputError(
             f"{plural(len(broken), 'image')} cannot be read, {next(iter(broken))} first; "

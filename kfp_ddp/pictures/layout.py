@@ -44,6 +44,7 @@ class LayoutRule(NamedTuple):
     val_fraction: float = 0.1
     labels: str = ""
     layout: str = "auto"
+    fold: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def lay_out(
     val_fraction: float,
     labels: Sequence[Labels] = (),
     layout: str = "auto",
+    fold: str = "",
     classes: Sequence[str] | None = None,
 ) -> Layout:
     """Assign the images of a dataset to classes and splits; raise InputError if it cannot train.
@@ -109,9 +111,15 @@ def lay_out(
     except InputError as error:
         raise InputError("; ".join([str(error), *_systems(names)])) from None
     sides = {role: assignment.sides.get(role, Side()) for role in SIDES}
-    by_name = VAL not in assignment.sides and (val_fraction > 0 or classes is None)
+    divided = val_fraction > 0 or classes is None
+    by_name = VAL not in assignment.sides and (divided or bool(fold))
+    if fold and not by_name:
+        raise InputError(f"fold={fold} divides images without a split, and there is a val/")
     known = tuple(sorted(sides[TRAIN].classes) if classes is None else classes)
-    if by_name:
+    if fold:
+        assignment.form += f", validation by name (fold {fold})"
+        sides[VAL] = _take_fold(sides[TRAIN], fold)
+    elif by_name:
         assignment.form += f", validation by name (val_fraction={val_fraction:g})"
         sides[VAL] = _split_by_name(sides[TRAIN], val_fraction, classes is None, assignment.doubt)
     _check_others(sides, known, assignment, () if labels else names)
@@ -208,6 +216,18 @@ def _split_by_name(train: Side, val_fraction: float, must: bool, doubt: str) -> 
     if must and not val:
         why = doubt or "each class has only one: add images, or put some in val/<class>/"
         raise InputError(f"none of the {len(train):,} images can validate, as {why}")
+    return val
+
+
+def _take_fold(train: Side, fold: str) -> Side:
+    """Move the images of a fold to validation: over all folds, each image validates once."""
+    number, folds = map(int, fold.split("/"))
+    val = Side(train.folder)
+    for name, members in train.classes.items():
+        ordered = sorted(members, key=_position)
+        first, end = (len(ordered) * part // folds for part in (number - 1, number))
+        val.classes[name] = ordered[first:end]
+        train.classes[name] = ordered[:first] + ordered[end:]
     return val
 
 

@@ -72,6 +72,7 @@ def splits_of(
     val_fraction: float = 0.1,
     labels: str = "",
     layout: str = "auto",
+    fold: str = "",
     classes: Sequence[str] | None = None,
 ) -> Splits:
     """List the splits of a folder by `lay_out`; raise InputError or StorageError."""
@@ -80,7 +81,12 @@ def splits_of(
     try:
         tables = read_tables(data, labels, packed)
         images = lay_out(
-            names, val_fraction=val_fraction, labels=tables, layout=layout, classes=classes
+            names,
+            val_fraction=val_fraction,
+            labels=tables,
+            layout=layout,
+            fold=fold,
+            classes=classes,
         )
     except InputError as error:
         raise InputError(f"dataset {data}: {error}") from None
@@ -106,7 +112,8 @@ def sides_of(
     if not isinstance(share, int | float):
         share = 0  # runs of early versions have none
     labels = str(config.get("labels", ""))
-    splits = splits_of(data, share, labels, str(config.get("layout", "auto")), classes)
+    layout = str(config.get("layout", "auto"))
+    splits = splits_of(data, share, labels, layout, str(config.get("fold", "")), classes)
     index = {TRAIN: splits.train, VAL: splits.val, TEST: splits.test}[split]
     if not index:
         raise InputError(

@@ -1,15 +1,24 @@
 """Settings of the dataset, and of how its images are read."""
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from kfp_ddp.pictures.reading import BACKGROUND, MAX_PIXELS, VALUE_RANGE, Fit
 from kfp_ddp.training.spec.settings_part import SettingsPart
 
+FOLD = r"^$|^[1-9]\d?/([2-9]|[1-9]\d)$"
+PATTERNS = {
+    FOLD: "a part such as 2/5, or ''",
+    BACKGROUND: "#rrggbb or ''",
+    VALUE_RANGE: "two numbers BLACK,WHITE or ''",
+}
+
 
 class DataSettings(SettingsPart):
     """The images of a run, its labels and its splits."""
+
+    patterns = PATTERNS
 
     data: str
     """Folder with the images, as <class>/, or as train/<class>/ and val/<class>/."""
@@ -17,6 +26,9 @@ class DataSettings(SettingsPart):
     """Share of the images for validation where the dataset has no val/. An image's name decides, so
     it keeps its split when images are added, except in small classes; 0: the dataset must have a
     val/."""
+    fold: str = Field("", pattern=FOLD)
+    """Part of the images that validates in place of val_fraction: 2/5 is the second of five, by
+    names. Over all folds each image validates once: a sweep over fold gives their mean."""
     labels: str = ""
     """Table of path, label and optionally split in the dataset, as labels.csv; several with commas
     between, and columns after #, as labels.csv#id,breed; '' where folders name the classes."""
@@ -27,14 +39,18 @@ class DataSettings(SettingsPart):
     output_dir: str
     """Folder for checkpoints, metrics and logs."""
 
+    @model_validator(mode="after")
+    def _check_fold(self) -> Self:
+        number, _, folds = self.fold.partition("/")
+        if self.fold and int(number) > int(folds):
+            raise ValueError(f"fold={self.fold} is not a part: the last one is {folds}/{folds}")
+        return self
+
 
 class ImageSettings(SettingsPart):
     """How images are read, cached and shuffled."""
 
-    patterns: ClassVar[dict[str, str]] = {
-        BACKGROUND: "#rrggbb or ''",
-        VALUE_RANGE: "two numbers BLACK,WHITE or ''",
-    }
+    patterns = PATTERNS
 
     images: Literal["convert", "strict"] = "convert"
     """Images that are not RGB or not square: convert them, with a warning if they are not RGB, or

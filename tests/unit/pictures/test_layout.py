@@ -313,6 +313,34 @@ def test_class_folders_are_split_by_name(tmp_path: Path) -> None:
     assert again == (found.val, {"train": found.train})
 
 
+def test_each_image_validates_in_one_fold(tmp_path: Path) -> None:
+    names = [
+        f"{label}/{n:03}.jpg" for label, count in (("cat", 23), ("dog", 4)) for n in range(count)
+    ]
+    data = touch(tmp_path / "data", *names)
+    validated: list[str] = []
+    for number in range(1, 6):
+        rule = {"val_fraction": 0.1, "fold": f"{number}/5"}
+        _, train, val = _scan(run(data, **rule, output_dir=str(tmp_path / "run")))
+        assert len(train) + len(val) == len(names)
+        assert sides_of(data, "val", ("cat", "dog"), rule) == (val, {"train": train})
+        assert 4 <= val.targets.count(0) <= 5
+        validated += val.paths
+    assert sorted(validated) == [f"{data}/{name}" for name in names]
+    assert rule_of({"fold": "2/5"}) == LayoutRule(fold="2/5")
+
+
+def test_a_fold_needs_images_without_a_split() -> None:
+    with pytest.raises(InputError, match="fold=1/2 divides images without a split"):
+        lay_out(tree("train,val*a,b"), val_fraction=0.1, fold="1/2")
+
+
+@pytest.mark.parametrize("fold", ["0/5", "6/5", "1/1", "2", "1/5/5", "a/b"])
+def test_a_fold_is_a_part(fold: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="fold"):
+        run(tmp_path, fold=fold)
+
+
 def test_layout_is_a_setting_of_sync_training_and_evaluation(tmp_path: Path) -> None:
     rule = rule_of({"layout": "splits", "val_fraction": 0.2})
     assert rule == LayoutRule(0.2, "", "splits")
