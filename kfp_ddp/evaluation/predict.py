@@ -28,7 +28,7 @@ from kfp_ddp.training.data import loader
 from kfp_ddp.training.data.loader import Pixels, pixel_format
 from kfp_ddp.training.data.sampler import Keys
 from kfp_ddp.training.distributed import World, autocast, keep_freed
-from kfp_ddp.training.model.networks import head_of, logits
+from kfp_ddp.training.model.networks import heads_of, logits
 from kfp_ddp.training.state.checkpoint import ModelInfo
 
 EMBEDDED = 64
@@ -191,7 +191,8 @@ def _inputs_of_classifier(
 ) -> contextlib.AbstractContextManager[object]:
     """Collect them within a block; none if the network has another kind of classifier."""
     try:
-        classifier = model.get_submodule(head_of(model))
+        # One of several takes the same features as the others.
+        classifier = model.get_submodule(heads_of(model)[-1].removesuffix("."))
     except InputError:
         return contextlib.nullcontext()
     return classifier.register_forward_pre_hook(lambda _, given: inputs.extend(given))

@@ -219,17 +219,26 @@ def without_memory() -> Iterator[None]:
         yield
 
 
-def head_of(network: nn.Module) -> str:
-    """Return the name of the classifier: the last linear layer or convolution; raise InputError."""
+def heads_of(network: nn.Module) -> tuple[str, ...]:
+    """Return the names of the classifier's layers, with a dot at their ends; raise InputError.
+
+    timm names them, several for distillation; else the last linear layer or convolution is it.
+    """
     layers: list[str] = [
-        name for name, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)
+        f"{name}." for name, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)
     ]
     if not layers:
         raise InputError(
             "the network has no linear layer or convolution as classifier: end it with "
             "nn.Linear(features, num_classes)"
         )
-    return layers[-1]
+    named = getattr(network, "pretrained_cfg", {}).get("classifier") or ()
+    parts = (named,) if isinstance(named, str) else named
+    heads = set()
+    for part in (*parts, "head_dist"):  # which levit_384_s8 has and does not name
+        # A part may have norms, or layers before the last one.
+        heads.update([name for name in layers if name.startswith(f"{part}.")][-1:])
+    return tuple(sorted(heads, key=layers.index)) or (layers[-1],)
 
 
 def logits(network: nn.Module, images: Tensor, test_time_flip: bool) -> Tensor:

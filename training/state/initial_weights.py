@@ -15,7 +15,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import sha256
 from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.training.model.networks import adapted, build, head_of, not_finite
+from kfp_ddp.training.model.networks import adapted, build, heads_of, not_finite
 from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.spec.manifest import MANIFEST, STATE
 from kfp_ddp.training.spec.network_settings import MODELS, is_network
@@ -170,14 +170,15 @@ def initialise(
     weights = _weights_for(config)
     _check_model(weights, config)
     own = network.state_dict()
-    head = f"{head_of(network)}."
-    tensors, places = named_alike(weights, own, head, config.model, config.image_size)
+    heads = heads_of(network)
+    tensors, places = named_alike(weights, own, heads, config.model, config.image_size)
     tensors = adapted(network, config.model, tensors)
-    if not _is_for_classes(weights, tensors.get(f"{head}weight"), classes):
-        tensors = _without(head, tensors)
+    sizes = {len(tensors.get(f"{head}weight", ())) for head in heads}
+    if not _is_for_classes(weights, sizes, classes):
+        tensors = _without(heads, tensors)
         if report:
             log.info(f"pretrained: a new classifier for {len(classes)} classes")
-    if problem := _misfit(tensors, own, head, places):
+    if problem := _misfit(tensors, own, heads, places):
         raise InputError(
             f"pretrained={config.pretrained} does not fit {config.model}: {problem}; set model to "
             "the network of these weights, or use other weights"
@@ -211,16 +212,16 @@ def _check_model(weights: Weights, config: TrainConfig) -> None:
         )
 
 
-def _is_for_classes(weights: Weights, classifier: Tensor | None, classes: tuple[str, ...]) -> bool:
+def _is_for_classes(weights: Weights, sizes: set[int], classes: tuple[str, ...]) -> bool:
     """Return whether the classes are the same, or their number if a file does not name them."""
     if weights.classes:
         return weights.classes == classes
-    return classifier is not None and len(classifier) == len(classes)
+    return sizes == {len(classes)}
 
 
-def _without(head: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _without(heads: tuple[str, ...], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors below the classifier."""
-    return {name: value for name, value in tensors.items() if not name.startswith(head)}
+    return {name: value for name, value in tensors.items() if not name.startswith(heads)}
 
 
 def _check_values(tensors: dict[str, Tensor], source: str) -> None:
@@ -249,19 +250,23 @@ def network_of(path: Path) -> str:
     for model in resnets:  # not on the meta device, which imports triton: that ends with warnings
         network = build(model, 1)
         own = network.state_dict()
-        head = f"{head_of(network)}."
-        tensors, places = named_alike(weights, own, head, model)
-        if not _misfit(_without(head, tensors), own, head, places):
+        heads = heads_of(network)
+        tensors, places = named_alike(weights, own, heads, model)
+        if not _misfit(_without(heads, tensors), own, heads, places):
             return model
     return ""
 
 
 def named_alike(
-    weights: Weights, own: dict[str, Tensor], head: str, model: str, image_size: int = 224
+    weights: Weights,
+    own: dict[str, Tensor],
+    heads: tuple[str, ...],
+    model: str,
+    image_size: int = 224,
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the tensors by the network's names, and the places that fit them equally well."""
     names = {_plain(name): name for name in own}
-    best = _best_places(_scores(weights, names, own, head))
+    best = _best_places(_scores(weights, names, own, heads))
     if not best:
         best = [(next(iter(weights.mappings)), "")]
     place, prefix = best[0]
@@ -280,7 +285,7 @@ def named_alike(
 
 
 def _scores(
-    weights: Weights, names: dict[str, str], own: dict[str, Tensor], head: str
+    weights: Weights, names: dict[str, str], own: dict[str, Tensor], heads: tuple[str, ...]
 ) -> Counter[Place]:
     """Count the tensors of each place by their known names, and once more by equal shapes."""
     depths = {name.count(".") + 1 for name in names}
@@ -296,7 +301,7 @@ def _scores(
                     continue
                 prefix = "".join(f"{part}." for part in parts[:-depth])
                 # The classifier may have another number of classes: its shape says nothing.
-                same = not known.startswith(head) and value.shape == own[known].shape
+                same = not known.startswith(heads) and value.shape == own[known].shape
                 scores[mapping, prefix] += 1 + int(same)
     return scores
 
@@ -333,14 +338,17 @@ def _resized_positions(
 
 
 def _misfit(
-    tensors: dict[str, Tensor], own: dict[str, Tensor], head: str, places: Sequence[str]
+    tensors: dict[str, Tensor],
+    own: dict[str, Tensor],
+    heads: tuple[str, ...],
+    places: Sequence[str],
 ) -> str:
     """Describe the first tensors that do not fit; '' if all do, InputError if other places do."""
     missing: list[str] = []
     shapes: list[str] = []
     for name, value in own.items():
         if name not in tensors:
-            if not name.startswith(head) and not name.endswith(_COUNTER):
+            if not name.startswith(heads) and not name.endswith(_COUNTER):
                 missing.append(f"{name} is missing")
         elif tensors[name].shape != value.shape:
             actual = list(tensors[name].shape)

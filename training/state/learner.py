@@ -57,8 +57,8 @@ def has_separate_body(freeze_epochs: int, body_lr_factor: float) -> bool:
 
 def body_weights(network: nn.Module) -> list[nn.Parameter]:
     """Return the weights below the classifier."""
-    head = f"{networks.head_of(network)}."
-    return [p for name, p in network.named_parameters() if not name.startswith(head)]
+    heads = networks.heads_of(network)
+    return [p for name, p in network.named_parameters() if not name.startswith(heads)]
 
 
 def peak(config: TrainConfig) -> float:

@@ -35,15 +35,15 @@ from tests.training_ranks import ALONE, run
 def test_classifier_is_the_last_layer_with_weights(name: str, head: str) -> None:
     with torch.device("meta"):
         network = get_model(name, num_classes=7)
-    assert networks.head_of(network) == head
+    assert networks.heads_of(network) == (f"{head}.",)
     layer = network.get_submodule(head)
     assert 7 in (getattr(layer, "out_features", 0), getattr(layer, "out_channels", 0))
 
 
 def test_network_without_a_classifier_is_refused() -> None:
-    assert networks.head_of(networks.build("cifar_resnet8", 3)) == "fc"
+    assert networks.heads_of(networks.build("cifar_resnet8", 3)) == ("fc.",)
     with pytest.raises(InputError, match=r"^the network has no linear layer or convolution"):
-        networks.head_of(nn.Sequential(nn.Flatten(), nn.ReLU()))
+        networks.heads_of(nn.Sequential(nn.Flatten(), nn.ReLU()))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.spec.torchvision_weights import address_of, cached, file_of
 from kfp_ddp.training.state.checkpoint import ModelInfo, manifest_of
 from kfp_ddp.training.state.initial_weights import initialise
+from kfp_ddp.training.state.learner import body_weights
 
 CLASSES = ("a", "b", "c")
 FILE = "test_vit.r160_in1k.model.safetensors"
@@ -98,3 +99,41 @@ def test_exported_forms_agree(network: str, tmp_path: Path) -> None:
     expected = model(networks.normalise(images, info.mean, info.std)).detach()
     for predict in formats.from_bundle(tmp_path).values():
         torch.testing.assert_close(predict(images), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"),
+    [
+        ("test_vit", ("head.",)),
+        ("deit_tiny_distilled_patch16_224", ("head.", "head_dist.")),
+        ("levit_384_s8", ("head.linear.", "head_dist.linear.")),
+        ("repvit_m0_9", ("head.head.l.", "head.head_dist.l.")),
+        ("crossvit_tiny_240", ("head.0.", "head.1.")),
+        ("volo_d1_224", ("aux_head.", "head.")),
+    ],
+)
+def test_all_layers_of_a_classifier_are_known(name: str, heads: tuple[str, ...]) -> None:
+    with networks.without_memory():
+        network = timm.create_model(name, num_classes=7)
+    assert networks.heads_of(network) == heads
+    by_shape = [k for k, p in network.named_parameters() if p.ndim > 1 and len(p) == 7]
+    assert by_shape == [f"{head}weight" for head in heads]
+    assert not {7} & {len(weight) for weight in body_weights(network)}
+
+
+@pytest.mark.parametrize("classes", [CLASSES, ("a", "b", "c", "d")])
+def test_weights_of_two_classifiers_are_for_other_classes(
+    tmp_path: Path, classes: tuple[str, ...]
+) -> None:
+    torch.manual_seed(1)
+    name = "timm/levit_128s"
+    theirs = networks.build(name, 4).state_dict()
+    save_file({k: v.contiguous() for k, v in theirs.items()}, tmp_path / "w.safetensors")
+    config = run(name, image_size=224, pretrained=str(tmp_path / "w.safetensors"))
+    network = networks.build_for(config, len(classes))
+    initialise(network, config, classes, report=False)
+    own = network.state_dict()
+    assert torch.equal(own["stem.conv1.linear.weight"], theirs["stem.conv1.linear.weight"])
+    for head in ("head.linear.weight", "head_dist.linear.weight"):
+        assert len(own[head]) == len(classes)
+        assert torch.equal(own[head], theirs[head]) == (len(classes) == 4)
