@@ -108,6 +108,7 @@ def describe_signature(info: ModelInfo) -> dict[str, Any]:
             "short_side": short,
             "background": background,
             "value_range": values,
+            "max_pixels": info.reading.max_pixels,
             "in_graph": {"scale": 1 / 255, "mean": list(info.mean), "std": list(info.std)},
         },
         "postprocessing": "softmax over the logits; their order is that of classes.json",

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.models.bundle import CLASSES, INTERFACE, REQUEST, RESPONSE, Bundle
-from kfp_ddp.pictures.reading import BACKGROUND, VALUE_RANGE
+from kfp_ddp.pictures.reading import BACKGROUND, MAX_PIXELS, VALUE_RANGE
 
 LARGEST_SIDE = 16384
 _LARGEST = 64 << 20
@@ -26,6 +26,7 @@ class _Preprocessing(Stored):
     short_side: _Side
     background: str = Field("", pattern=BACKGROUND)
     value_range: str = Field("", pattern=VALUE_RANGE)
+    max_pixels: int = Field(MAX_PIXELS, ge=1)
 
 
 class _Signature(Stored):
@@ -82,6 +83,8 @@ class Interface(NamedTuple):
     """Colour behind transparent pixels, as #rrggbb; '' drops the alpha channel."""
     value_range: str = ""
     """As the setting of the training."""
+    max_pixels: int = MAX_PIXELS
+    """Pixels of the largest picture."""
 
 
 class Sample(NamedTuple):
@@ -103,7 +106,9 @@ def read_interface(bundle: Bundle) -> Interface:
         raise bundle.damaged(f"{'classes' if signature else 'signature'}.json is missing")
     size = signature.inputs[0].shape[2]
     before = signature.preprocessing
-    return Interface(classes.root, before.short_side, size, before.background, before.value_range)
+    values = before.value_range
+    sides = (before.short_side, size)
+    return Interface(classes.root, *sides, before.background, values, before.max_pixels)
 
 
 def read_sample(bundle: Bundle) -> Sample | None:
