@@ -77,6 +77,8 @@ class Model:
     """onnxruntime or torch."""
     logits: Logits
     """Function of uint8 images [N, 3, size, size] in RGB."""
+    max_pixels: int = MAX_PIXELS
+    """Pixels of the largest picture, as the training has it."""
 
     def __call__(self, pictures: Sequence[Picture]) -> NDArray[np.float64]:
         """Return the probability of each class for each picture: float64 [pictures, classes].
@@ -92,9 +94,8 @@ class Model:
 
     def square(self, picture: Picture) -> Bytes:
         """Return the part of a picture that is classified; see `square`."""
-        return square(
-            picture, self.short_side, self.size, self.background, self.value_range, self.fit
-        )
+        how = (self.background, self.value_range, self.fit, self.max_pixels)
+        return square(picture, self.short_side, self.size, *how)
 
     def compute(self, squares: Bytes) -> NDArray[np.float64]:
         """Return the same for results of `square`, [N, 3, size, size]."""
@@ -140,7 +141,8 @@ class Model:
         """
         heat = self.saliency(self.square(picture), label)
         mask = Image.fromarray((heat * _STRONGEST).astype(np.uint8))
-        reading = Reading(background=self.background, value_range=self.value_range)
+        values = self.value_range
+        reading = Reading("fail", self.max_pixels, self.background, value_range=values)
         photograph = _decode(picture, reading).convert("L")
         scale = max(1.0, _SHOWN_SIDE / max(photograph.size))
         size = [max(1, round(side * scale)) for side in photograph.size]
@@ -179,11 +181,13 @@ def load(bundle: str, signer: "Signer | None" = None, *, allow_code: bool = Fals
     """
     sealed = open_bundle(bundle, signer=signer)
     interface = read_interface(sealed)
+    form = interface[:-1]
+    most = interface.max_pixels
     if ONNX in sealed.listed and find_spec(ONNXRUNTIME):
         content = sealed.read(ONNX, LARGEST_MODEL) or b""
-        return Model(*interface, ONNXRUNTIME, onnx_runtimes.load(content))
+        return Model(*form, ONNXRUNTIME, onnx_runtimes.load(content), most)
     if WEIGHTS in sealed.listed and all(map(find_spec, _TORCH)):
-        return Model(*interface, _TORCH[0], _in_torch(sealed, allow_code))
+        return Model(*form, _TORCH[0], _in_torch(sealed, allow_code), most)
     needed = {ONNX: ONNXRUNTIME, WEIGHTS: " ".join(_TORCH)}
     commands = [f"pip install {names}" for file, names in needed.items() if file in sealed.listed]
     if not commands:
@@ -216,7 +220,7 @@ def square(
 ) -> Bytes:
     """Return the square that stands for a picture: uint8 [3, size, size], RGB.
 
-    The next five arguments are as the fields of `Model`. Values differ from those of torchvision
+    The next arguments are as the fields of `Model`. Values differ from those of torchvision
     by 2 of 255 at most. Raise InputError if the picture cannot be read, or has more `max_pixels`.
     """
     reading = Reading(background=background, max_pixels=max_pixels, value_range=value_range)

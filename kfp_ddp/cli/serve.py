@@ -211,16 +211,14 @@ def _run_pipeline(context: click.Context, addresses: list[str], words: Sequence[
 
 def _pictures(path: Path) -> list[Path]:
     """Return the file itself, or the images below a folder."""
-    from kfp_ddp.pictures.sides import SUFFIXES, is_image
+    from kfp_ddp.pictures.sides import is_image, no_images
 
     if not path.is_dir():
         return [path]
-    images = [file for file in path.rglob("*") if is_image(file.name)]
-    files = sorted(file for file in images if file.is_file())
+    below = {file.relative_to(path).as_posix(): file for file in path.rglob("*")}
+    files = sorted(below[name] for name in filter(is_image, below) if below[name].is_file())
     if not files:
-        raise InputError(
-            f"folder {path} contains no pictures ({', '.join(SUFFIXES)}); name another"
-        )
+        raise InputError(f"folder {path} has {no_images(below)}: name another")
     return files
 
 
@@ -330,6 +328,12 @@ def _new_file(folder: Path, name: str) -> Path:
     default=1024,
     help="Maximum number of waiting images; further requests are refused (503).",
 )
+@click.option(
+    "--max-pixels",
+    type=click.IntRange(1),
+    help="Pixels of the largest picture, of 3 bytes when decoded.  [default: max_pixels of the "
+    "training]",
+)
 @KEY
 @click.option(
     "--manifest",
@@ -347,6 +351,7 @@ def serve(
     threads: int,
     max_batch: int,
     max_waiting: int,
+    max_pixels: int | None,
     key: Path | None,
     manifest: str | None,
     image: str,
@@ -377,7 +382,7 @@ def serve(
     listen = listen or ("0.0.0.0" if "KUBERNETES_SERVICE_HOST" in os.environ else "127.0.0.1")  # noqa: S104
     for number in filter(None, (port, grpc_port)):
         _check_free(listen, number)
-    model = ready(bundle, variant, threads, find_signer(key))
+    model = ready(bundle, variant, threads, find_signer(key), max_pixels)
     host = "localhost" if listen in ("0.0.0.0", "::", "::1") else listen  # noqa: S104
     what = f"{model.sealed.uri} ({model.sealed.version}), {model.file} in {model.loaded.runtime}"
     from kfp_ddp.serve.kserve_server import serve

@@ -121,6 +121,7 @@ def describe_signature(info: ModelInfo) -> dict[str, Any]:
             "background": background,
             "value_range": values,
             "fit": fit,
+            "max_pixels": info.reading.max_pixels,
             "in_graph": {"scale": 1 / 255, "mean": list(info.mean), "std": list(info.std)},
         },
         "postprocessing": "softmax over the logits; their order is that of classes.json",

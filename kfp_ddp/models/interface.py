@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.models.bundle import CLASSES, INTERFACE, REQUEST, RESPONSE, Bundle
-from kfp_ddp.pictures.reading import BACKGROUND, VALUE_RANGE, Fit
+from kfp_ddp.pictures.reading import BACKGROUND, MAX_PIXELS, VALUE_RANGE, Fit
 
 LARGEST_SIDE = 16384
 _LARGEST = 64 << 20
@@ -28,6 +28,7 @@ class _Preprocessing(Stored):
     value_range: str = Field("", pattern=VALUE_RANGE)
     fit: Fit = "crop"
     """Bundles of earlier versions have none."""
+    max_pixels: int = Field(MAX_PIXELS, ge=1)
 
 
 class _Signature(Stored):
@@ -85,6 +86,8 @@ class Interface(NamedTuple):
     value_range: str = ""
     """As the setting of the training."""
     fit: Fit = "crop"
+    max_pixels: int = MAX_PIXELS
+    """Pixels of the largest picture."""
 
 
 class Sample(NamedTuple):
@@ -106,9 +109,9 @@ def read_interface(bundle: Bundle) -> Interface:
         raise bundle.damaged(f"{'classes' if signature else 'signature'}.json is missing")
     size = signature.inputs[0].shape[2]
     before = signature.preprocessing
-    return Interface(
-        classes.root, before.short_side, size, before.background, before.value_range, before.fit
-    )
+    sides = (before.short_side, size)
+    rest = (before.value_range, before.fit, before.max_pixels)
+    return Interface(classes.root, *sides, before.background, *rest)
 
 
 def read_sample(bundle: Bundle) -> Sample | None:

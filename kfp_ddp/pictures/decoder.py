@@ -100,7 +100,10 @@ def open_picture(file: BinaryIO, reading: Reading = READING) -> Image.Image:
     image: Image.Image = getattr(module, f"{kind}ImageFile")(file)
     _refuse_misread(image, head)
     if (pixels := image.width * image.height) > reading.max_pixels:
-        raise ValueError(f"its {pixels} pixels are more than max_pixels={reading.max_pixels}")
+        raise ValueError(
+            f"its {pixels} pixels are more than max_pixels={reading.max_pixels}: make it smaller, "
+            "or raise max_pixels of the training, or of serve by --max-pixels"
+        )
     is_plain(image)  # it may have no palette
     # Pillow has a limit of its own for TIFF.
     Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS or pixels, pixels)

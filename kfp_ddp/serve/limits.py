@@ -112,10 +112,12 @@ class _Body:
         self._headers = headers
         self._receive = receive
         self._progress = progress
+        advice = "send fewer images, or as binary data"
         self._limit = MAX_BODY if _json_bytes(headers) is not None else MAX_JSON
         if is_picture:
             self._limit = MAX_PICTURE
-        self._advice = f"more than {self._limit >> 10:,} KiB: send fewer images, or as binary data"
+            advice = "save the picture as JPEG or PNG"
+        self._advice = f"more than {self._limit >> 10:,} KiB: {advice}"
 
     def _check_headers(self) -> None:
         """Raise HTTPException for what the headers tell before any data arrives."""

@@ -25,7 +25,7 @@ from kfp_ddp.models.bundle import LARGEST_MODEL, ONNX, Bundle
 from kfp_ddp.models.champion import open_bundle
 from kfp_ddp.models.interface import Interface, read_interface, read_sample
 from kfp_ddp.models.onnx_runtimes import Loaded, Logits, load
-from kfp_ddp.pictures.reading import MAX_PIXELS, Fit
+from kfp_ddp.pictures.reading import Fit
 from kfp_ddp.predict import ranking, softmax, square
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Ready:
     loaded: Loaded
 
     @property
-    def form(self) -> tuple[int, int, str, str, Fit]:
+    def form(self) -> tuple[int, int, str, str, Fit, int]:
         """Arguments of `square` after the picture."""
         return self.interface[1:]
 
@@ -52,10 +52,12 @@ def ready(
     variant: str = "",
     threads: int = 0,
     signer: "Signer | None" = None,
+    max_pixels: int | None = None,
 ) -> Ready:
     """Load and test a verified model of a bundle; raise InputError.
 
     `variant` is a further format, such as int8; `threads` is as of `onnx_runtimes.load`.
+    Pictures of more pixels than `max_pixels`, or those of the training, are not decoded.
     """
     sealed = open_bundle(bundle, signer=signer)
     file = _file(sealed, variant)
@@ -64,6 +66,7 @@ def ready(
         raise InputError(f"the bundle {sealed.uri} has no {file}, so no server can load it")
     loaded = load(content, threads)
     interface = read_interface(sealed)
+    interface = interface._replace(max_pixels=max_pixels or interface.max_pixels)
     takes = loaded.entry[1][1:]
     if takes != (3, interface.size, interface.size):
         raise sealed.damaged(
@@ -191,8 +194,7 @@ class Served(Model):  # type: ignore[misc]
         self.decoding += len(pictures)
         try:
             squares = [
-                await run(self.decoders, square, picture, *self.form, most_pixels(picture))
-                for picture in pictures
+                await run(self.decoders, square, picture, *self.form) for picture in pictures
             ]
             return np.stack(squares)
         finally:
@@ -221,11 +223,6 @@ class Served(Model):  # type: ignore[misc]
         if images.shape[1:] != shape[1:] or not images.size:
             raise InvalidInput(f"give {expected}, not {list(images.shape)}")
         return np.ascontiguousarray(images)
-
-
-def most_pixels(picture: bytes) -> int:
-    """Return the pixels that a file may have: a small file of 100 megapixels takes 9 s."""
-    return min(MAX_PIXELS, max(10_000_000, 100 * len(picture)))
 
 
 def _files(entry: InferInput) -> list[bytes]:

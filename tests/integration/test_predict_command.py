@@ -34,6 +34,8 @@ __all__ = ["sealed"]
 def test_pictures_are_listed_sorted_and_explained(sealed: Path, tmp_path: Path) -> None:
     long = tmp_path / "pictures" / ("long " * 20).strip()
     one, two = sorted(photographs.write(long, 2, ["a"]).rglob("*.jpg"))
+    for system in ("@eaDir/IMG.jpg", "#recycle", "__MACOSX", ".Trash-1000/files", "a/.thumbnails"):
+        photographs.write(long / system, 1, ["made"])
     other = photographs.write(tmp_path / "other", 1, ["a"]) / "a" / one.name
     broken = tmp_path / "broken.jpg"
     broken.write_text("hello")

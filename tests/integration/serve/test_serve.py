@@ -4,6 +4,7 @@ import base64
 import contextlib
 import http.client
 import importlib.util
+import io
 import json
 import re
 import shutil
@@ -32,6 +33,7 @@ from kfp_ddp.export import contents, formats, infra
 from kfp_ddp.export.formats import eager, from_checkpoint
 from kfp_ddp.models import bundle
 from kfp_ddp.models.bundle import Bundle
+from kfp_ddp.pictures.reading import MAX_PIXELS
 from kfp_ddp.predict import load, softmax
 from kfp_ddp.rollout.engine import check_canary, sample_of
 from kfp_ddp.serve.limits import MAX_JSON
@@ -278,6 +280,10 @@ def test_picture_gets_names_and_shares(server: Server, sealed: Path, tmp_path: P
     texts.append(base64.urlsafe_b64encode(content).decode().rstrip("="))
     files = asking(IMAGE, datatype="BYTES", shape=[4], data=texts)
     assert_computed_alike(softmax(logits(server.ask(files).json())), np.tile(shares, (4, 1)))
+    page = io.BytesIO()
+    Image.new("1", (4960, 7016), 1).save(page, "TIFF", compression="group4")
+    scanned = requests.post(url, page.getvalue(), timeout=60)
+    assert scanned.status_code == 200, scanned.text
     wrong: list[dict[str, Any]] = [{"data": content[:90]}, {"files": {"a": "text"}}, {}]
     palette = bytearray(content[:25] + b"\3" + content[26:])  # without its palette
     palette[29:33] = zlib.crc32(palette[12:29]).to_bytes(4)
@@ -287,6 +293,22 @@ def test_picture_gets_names_and_shares(server: Server, sealed: Path, tmp_path: P
         refused = requests.post(url, timeout=60, **more)
         assert (refused.status_code, list(refused.json())) == (400, ["error"])
     assert "Traceback" not in server.log.read_text()
+
+
+def test_a_picture_may_be_as_large_as_in_the_training(sealed: Path, tmp_path: Path) -> None:
+    scan = tmp_path / "scan.tif"
+    Image.new("1", (500, 700), 1).save(scan, compression="group4")
+    few = Path(shutil.copytree(sealed, tmp_path / "few"))
+    signature = json.loads((few / "signature.json").read_text())
+    assert signature["preprocessing"]["max_pixels"] == MAX_PIXELS
+    signature["preprocessing"]["max_pixels"] = 349_999
+    bundle.write_json(few / "signature.json", signature)
+    bundle.seal(few)
+    load(str(sealed))([scan])
+    with pytest.raises(InputError, match=r"max_pixels=349999: .* serve by --max-pixels"):
+        load(str(few))([scan])
+    for own, most in ((None, 349_999), (350_000, 350_000)):
+        assert ready(str(few), max_pixels=own).form[-1] == most
 
 
 def test_too_large_request_is_refused_before_it_is_complete(server: Server) -> None:

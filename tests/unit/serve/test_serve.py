@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 from uvicorn.server import ServerState
 
-from kfp_ddp.pictures.reading import MAX_PIXELS
 from kfp_ddp.serve import limits
 from kfp_ddp.serve.limits import MAX_BODY, BodyLimit, HttpConnection, InProgress
-from kfp_ddp.serve.served import Batches, BusyError, most_pixels
+from kfp_ddp.serve.served import Batches, BusyError
 
 JSON_SIZE = "inference_header_content_length"
 
@@ -213,9 +212,3 @@ def test_incomplete_headers_are_closed(begin: bytes, monkeypatch: pytest.MonkeyP
         return answer
 
     assert asyncio.run(ask())[:12] == (b"" if first else b"HTTP/1.1 204")
-
-
-def test_pixels_of_a_small_file_are_bounded() -> None:
-    assert most_pixels(b"x") == 10_000_000
-    assert most_pixels(bytes(500_000)) == 50_000_000
-    assert most_pixels(bytes(9_000_000)) == MAX_PIXELS
