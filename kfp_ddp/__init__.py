@@ -3,8 +3,7 @@
 import os
 import sys
 
-# Before any other import: what is imported next may come from the current folder, or read the
-# variables below.
+# Before any other import, which may come from the current folder, or read the variables below.
 if sys.argv[:1] == ["-m"] and not sys.flags.safe_path:
     # Python is looking for a module, which follows this in the command line. If it is one of ours,
     # no other may come from the current folder, which may be a downloaded dataset.
