@@ -2,6 +2,7 @@
 
 import json
 import unicodedata
+from collections.abc import Mapping
 from datetime import date
 from functools import cache
 from typing import Any
@@ -139,6 +140,11 @@ def human(size: float) -> str:
 def plural(number: int, noun: str) -> str:
     """Return a number with its noun: 1 epoch, 2 epochs."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def facts(values: Mapping[str, str]) -> list[str]:
+    """Return a line for each value that is not empty, after its name."""
+    return [f"  {name:<12}{value}" for name, value in values.items() if value]
 
 
 def bar(share: float, width: int) -> str:
