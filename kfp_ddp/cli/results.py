@@ -2,7 +2,6 @@
 
 import re
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,13 +9,9 @@ import click
 
 from kfp_ddp.cli.options import FOLDER, echo, echo_json, require, served, with_client
 from kfp_ddp.core.errors import InputError, writing
-from kfp_ddp.core.text import printable
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from kfp_ddp.client.api import Client
-    from kfp_ddp.client.run.comparison import Comparison, Metric
 
 
 @click.command("compare")
@@ -34,85 +29,9 @@ def compare(runs: tuple[str, ...], as_json: bool, client: "Client") -> None:
     if as_json:
         echo_json(compared.document())
     else:
-        _print(compared)
+        from kfp_ddp.client.run.follow import console
 
-
-NAME_WIDTH = 18
-SIDE_WIDTH = 12
-"""Characters of a column at least: five trainings fit in 80."""
-
-
-def _print(compared: "Comparison") -> None:
-    """Print the table, in parts if the terminal is too narrow for all columns."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from kfp_ddp.client.run.follow import console
-
-    terminal = console()
-    names_width = max(NAME_WIDTH, terminal.width // 4)
-    at_once = max(1, (terminal.width - names_width) // SIDE_WIDTH)
-    rows = _rows(compared)
-    for start in range(0, len(compared.sides), at_once):
-        sides = compared.sides[start : start + at_once]
-        share = max(SIDE_WIDTH, (terminal.width - names_width) // len(sides))
-        table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-        table.add_column(min_width=NAME_WIDTH, max_width=names_width, overflow="fold")
-        for _ in sides:
-            table.add_column(max_width=share - 2, overflow="fold")
-        for name, cells in rows:
-            table.add_row(name, *cells[start : start + at_once])
-        terminal.print(table, "")
-    if any(metric.best() is not None for metric in compared.metrics):
-        echo("* best of its row")
-    if not compared.settings:
-        echo("All settings are equal.")
-    for note in compared.notes:
-        terminal.print(Text(f"{note}."))
-
-
-def _rows(compared: "Comparison") -> "list[tuple[Text, list[Text]]]":
-    """Return the rows of the table, each with a name and a cell for each training."""
-    from rich.text import Text
-
-    from kfp_ddp.client.run.comparison import setting_text
-
-    rows: list[tuple[Text, list[Text]]] = []
-
-    def add(name: str, cells: Iterable[str], style: str = "") -> None:
-        rows.append((Text(printable(name)), [Text(printable(cell), style) for cell in cells]))
-
-    add("", [side.letter for side in compared.sides], "bold")
-    add("run", [side.name for side in compared.sides])
-    add("id", [side.run.id[:8] for side in compared.sides])
-    add("state", [side.run.state for side in compared.sides])
-    add("", [])
-    for metric in compared.metrics:
-        rows.append((Text(metric.title), _figures(metric)))
-        if intervals := metric.intervals():
-            add("  95 % interval", intervals, "dim")
-    add("", [])
-    for setting, values in compared.settings.items():
-        add(setting, map(setting_text, values))
-    return rows
-
-
-def _figures(metric: "Metric") -> "list[Text]":
-    """Return the cells of a metric, with a mark at the best."""
-    from rich.text import Text
-
-    from kfp_ddp.client.run.comparison import NONE
-
-    best = metric.best()
-    cells = []
-    for figure in metric.figures:
-        if figure is None:
-            cells.append(Text(NONE))
-        elif figure.value == best:
-            cells.append(Text(f"{metric.text(figure.value)} *", "bold green"))
-        else:
-            cells.append(Text(metric.text(figure.value)))
-    return cells
+        compared.print(console())
 
 
 @click.command("download")

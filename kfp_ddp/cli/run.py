@@ -29,7 +29,10 @@ RUN_SETTINGS = ("experiment", "pipeline_root", "service_account")
 SHORTCUTS = ("model", "epochs", "batch_size")
 """Settings that are options, too."""
 LOCAL_ONLY = ("output", "ranks", "fresh", "replace", "check")
-EVERYWHERE = ("source", "local", "pipeline", "words", *SHORTCUTS, "file", "destination", "as_json")
+EVERYWHERE = (
+    *("source", "local", "pipeline", "words", *SHORTCUTS),
+    *("file", "destination", "dry_run", "as_json"),
+)
 """Options with or without --local; all others but those above are for a run on KFP."""
 
 
@@ -91,7 +94,9 @@ def _settings() -> set[str]:
     "--wait", is_flag=True, help="Wait without output until it ends; exit code 1 if it failed."
 )
 @click.option(
-    "--dry-run", is_flag=True, help="Check the input and print what would run, without sending it."
+    "--dry-run",
+    is_flag=True,
+    help="Check the input and print what would run, without sending it; with --local as --check.",
 )
 @click.option(
     *("--output", "-o"),
@@ -109,7 +114,7 @@ def _settings() -> set[str]:
     "--check",
     is_flag=True,
     help="With --local, show the images of each class, what cannot be read and the chosen "
-    "settings, without training.",
+    "settings, of a sweep the number of trials and the minutes, without training.",
 )
 @click.option(
     "--ranks",
@@ -150,6 +155,7 @@ def run(connection: Connection, source: str, local: bool, **options: Any) -> Non
 
     if is_on_command_line("destination"):
         options["words"] = (*options["words"], f"destination={options['destination']}")
+    options["check"] |= options["dry_run"]
     command = runs.Command(source, **{name: options[name] for name in runs.Command._fields[1:]})
     pipeline = options["pipeline"]
     ranks = options["ranks"] or 0

@@ -1,6 +1,5 @@
 """`kfp-ddp runs`, `status`, `logs`, `describe`, `cancel` and `retry`: runs and their steps."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -10,9 +9,6 @@ from kfp_ddp.core.text import printable
 
 if TYPE_CHECKING:
     from kfp_ddp.client.api import Client
-    from kfp_ddp.client.run.description import Description
-    from kfp_ddp.client.run.run_info import RunInfo
-    from kfp_ddp.runs.record import TaskRecord
 
 
 @click.command("runs")
@@ -128,10 +124,6 @@ def retry(client: "Client", run: str, follow: bool, as_json: bool) -> None:
         check_success(info)
 
 
-EVENTS = 8
-"""Number of printed events; --json has all."""
-
-
 @click.command("describe")
 @click.argument("run")
 @click.option(
@@ -152,7 +144,7 @@ def describe(run: str, files: bool, as_json: bool, client: "Client") -> None:
     kfp-ddp describe last
     """
     description = client.get_run(run).describe(files)
-    show(as_json, description.document(), *_description_lines(description))
+    show(as_json, description.document(), *description.lines())
 
 
 @click.command("logs")
@@ -174,65 +166,3 @@ def logs(run: str, step: str, follow: bool, every: bool, client: "Client") -> No
     """
     for line in client.get_run(run).logs(step, follow, every):
         print(line, flush=follow)
-
-
-def _description_lines(description: "Description") -> Iterator[str]:
-    yield _headline(description.run)
-    facts = {
-        "id": description.run.id,
-        "page": description.run.page,
-        "step": description.step,
-        "cause": description.cause,
-    }
-    for name, text in facts.items():
-        if text:
-            yield f"  {name:<12}{text}"
-    for pod, reason in description.waiting():
-        yield f"  waiting     {pod}: {reason}"
-    for training in description.trainings:
-        yield from _training_lines(training)
-    for event in description.events[-EVENTS:]:
-        times = f" ({event.times} times)" if event.times > 1 else ""
-        yield f"  event       {event.object}: {event.reason}: {event.message}{times}"
-    for note in description.notes:
-        yield f"  note        {note}"
-    for line, purpose in description.next():
-        yield f"  next        {line}   # {purpose}"
-
-
-def _headline(run: "RunInfo") -> str:
-    from kfp_ddp.jobs.progress import clock
-
-    line = f"{run.name}  {run.state}"
-    if run.start and run.end:
-        seconds = (run.end - run.start).total_seconds()
-        if seconds:
-            line += f" after {clock(seconds)}"
-    if run.start:
-        line += f", started {run.start:%Y-%m-%d %H:%M} UTC"
-    return line
-
-
-def _training_lines(training: "TaskRecord") -> Iterator[str]:
-    document = training.document()
-    was_trained = training.settings or training.checkpoint is not None
-    if was_trained:  # else it was only evaluated
-        yield f"  checkpoint  {_checkpoint(training)}"
-    if training.cost.gpu_hours:
-        yield f"  cost        {training.cost}"
-    if document["verdict"]:
-        yield f"  gate        {document['verdict']}"
-    if document["bundle"]:
-        champion = " (champion)" if document["champion"] else ""
-        yield f"  bundle      {document['bundle']}{champion}"
-
-
-def _checkpoint(training: "TaskRecord") -> str:
-    """Return the best checkpoint, if it was evaluated, else the newest, with the progress."""
-    record = training.evaluation
-    if record:
-        accuracy = f"{record.split} accuracy {record.accuracy:.1%}"
-        return f"step {record.step} of {training.task}; {accuracy}"
-    checkpoint = "none" if training.checkpoint is None else f"step {training.checkpoint}"
-    progress = training.document()["progress"] or "no step yet"
-    return f"{checkpoint} of {training.task}; {progress}"

@@ -14,6 +14,7 @@ from kfp_ddp.client.kfp.runs import RETRYABLE, find_run, list_runs
 from kfp_ddp.client.kfp.schedules import RUN_SETTINGS
 from kfp_ddp.client.kfp.steps import OVER
 from kfp_ddp.client.run import comparison, download, follow, logs
+from kfp_ddp.client.run.compared import Comparison, Trained
 from kfp_ddp.client.run.description import Description, describe
 from kfp_ddp.client.run.run_info import RunFinder, RunInfo, info_of, local_run, read_trainings
 from kfp_ddp.client.scheduling import Schedules
@@ -26,6 +27,7 @@ from kfp_ddp.core.machine import require
 from kfp_ddp.core.secrets import check_secrets
 from kfp_ddp.pipelines.document import Document, is_file, program_of, read
 from kfp_ddp.report.render import framed
+from kfp_ddp.runs.trials import read_trials
 
 Place = str | Path
 
@@ -166,17 +168,18 @@ class Client:
         """Return the run of an id or its start, a name, `last`, or the folder of a local run."""
         return run if isinstance(run, Run) else Run(self, self.finder.find(str(run)))
 
-    def compare(self, *runs: "Place | Run") -> comparison.Comparison:
+    def compare(self, *runs: "Place | Run") -> Comparison:
         """Compare the trainings of runs: settings, metrics with their intervals, curves."""
         rows = []
         for info in [self.get_run(run).refresh() for run in runs]:
             with tempfile.TemporaryDirectory() as scratch:
                 trainings = read_trainings(info.files(), Path(scratch))
+                trials = read_trials(Path(scratch))
             if not trainings:
                 raise InputError(
                     f"{info.name} has no training to compare: see kfp-ddp describe {info.word}"
                 )
-            rows.append((info, trainings))
+            rows.append(Trained(info, trainings, trials))
         return comparison.compare(rows)
 
     def upload(self, pipeline: Place, name: str = "", description: str = "") -> PipelineVersion:

@@ -4,6 +4,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Mapping
 from datetime import date
 from functools import cache
 from operator import itemgetter
@@ -165,6 +166,11 @@ def human(size: float) -> str:
 def plural(number: int, noun: str) -> str:
     """Return a number with its noun: 1 epoch, 2 epochs."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def facts(values: Mapping[str, str]) -> list[str]:
+    """Return a line for each value that is not empty, after its name."""
+    return [f"  {name:<12}{value}" for name, value in values.items() if value]
 
 
 def bar(share: float, width: int) -> str:

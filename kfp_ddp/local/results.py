@@ -20,8 +20,11 @@ import yaml
 
 from kfp_ddp.core.run_folder import LABELS_TO_CHECK
 from kfp_ddp.core.spreadsheet import Reader
-from kfp_ddp.core.text import bar, plural
+from kfp_ddp.core.text import bar, facts, plural
 from kfp_ddp.jobs.progress import MetricsTail, TrainingProgress, clock
+from kfp_ddp.models.bundle import MANIFEST
+from kfp_ddp.runs.trials import Trials
+from kfp_ddp.runs.trials import table as table_of_trials
 from kfp_ddp.training.spec.metrics import read_events
 
 CLEAR_LINE = "\r\x1b[2K"
@@ -93,6 +96,7 @@ def say(text: str) -> None:
 
 
 LOG = "pipeline.log"
+SWEEP_REPORT = "sweep_report.html"
 STARTED = re.compile(r"Executing task '([^']+)'")
 ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
 SHORTEST_BAR = 4
@@ -186,7 +190,7 @@ def collect_results(output: Path, seconds: float) -> dict[str, Any]:
     synced = outputs(output, "data-sync")
     evaluated = outputs(output, "evaluate")
     verdict = outputs(output, "gate")
-    pictures = {"report": ("gate", "gate_report"), "loss_curve": ("train", "loss_curve")}
+    pictures = {"report": ("gate", "gate_report"), "loss_curve": ("*", "loss_curve")}
     summary: dict[str, Any] = {
         "accuracy": evaluated["accuracy"],
         "seconds": round(seconds, 1),
@@ -204,11 +208,12 @@ def collect_results(output: Path, seconds: float) -> dict[str, Any]:
     }
     for name, (step, artifact) in pictures.items():
         target = output / f"{name}.html"
-        shutil.copyfile(_written(output, f"*/{step}/{artifact}")[-1], target)
+        shutil.copyfile(_written(output, f"*/**/{step}/{artifact}")[-1], target)
         summary[name] = str(target)
     shutil.rmtree(output / "bundle", ignore_errors=True)
     shutil.copytree(outputs(output, "export")["Output"], output / "bundle")
     summary["bundle"] = str(output / "bundle")
+    summary |= _sweep_results(output)
     table = Path(evaluated["evaluation"]).with_name(LABELS_TO_CHECK)
     _keep_earlier(output / table.name, table.read_bytes())
     shutil.copyfile(table, output / table.name)
@@ -216,8 +221,40 @@ def collect_results(output: Path, seconds: float) -> dict[str, Any]:
         summary["labels_to_check"] = sum(1 for _ in Reader(file))
     if verdict["blessed"]:
         summary["uploaded_to"] = outputs(output, "publish")["destination"]
-    (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    write_summary(output, summary)
     return summary
+
+
+def has_model(output: Path) -> bool:
+    """Return whether the steps of a run evaluated, judged and exported a model."""
+    bundle = Path(str(outputs(output, "export").get("Output", "")))
+    steps = ("data-sync", "evaluate", "gate")
+    return (bundle / MANIFEST).is_file() and all(outputs(output, step) for step in steps)
+
+
+def _sweep_results(output: Path) -> dict[str, Any]:
+    """Copy the report of a sweep to the top of `output`; return its path and the trials."""
+    target = output / SWEEP_REPORT
+    target.unlink(missing_ok=True)
+    if not (swept := outputs(output, "tune")):
+        return {}
+    shutil.copyfile(_written(output, "*/**/tune/sweep_report")[-1], target)
+    return {"sweep_report": str(target), **swept["sweep"]}
+
+
+def _sweep_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return the table of the trials of a sweep; [] for another run."""
+    swept = Trials(trials=summary.get("trials", ()))
+    return list(table_of_trials(swept.trials, shutil.get_terminal_size().columns))
+
+
+SUMMARY = "summary.json"
+"""In the folder of a local run: the results of the last one that was complete."""
+
+
+def write_summary(output: Path, summary: Mapping[str, Any]) -> None:
+    """Keep the summary of a run in its folder."""
+    (output / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
 
 
 def _keep_earlier(table: Path, content: bytes) -> None:
@@ -249,10 +286,11 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         "bundle": shown(summary["bundle"]),
         "uploaded": summary.get("uploaded_to", ""),
         "report": shown(summary["report"]),
+        "sweep": shown(summary["sweep_report"]) if "sweep_report" in summary else "",
         "labels": labels,
         "loss curve": shown(summary["loss_curve"]),
     }
-    return [f"  {name:<12}{value}" for name, value in lines.items() if value]
+    return facts(lines)
 
 
 def shown(path: str | Path) -> str:
@@ -296,8 +334,9 @@ def _written(output: Path, pattern: str) -> list[Path]:
 
 
 def _events(output: Path) -> list[dict[str, Any]]:
-    """Return the training metrics."""
-    files = list(output.glob("work/*/*/metrics.jsonl"))
+    """Return the training metrics, of a sweep those of its best trial."""
+    task = Path(outputs(output, "tune").get("run_dir", "")).name or "*"
+    files = list(output.glob(f"work/*/{task}/metrics.jsonl"))
     return read_events(files[0]) if files else []
 
 
@@ -313,6 +352,8 @@ def run_and_print(run: Callable[[], tuple[Path, dict[str, Any]]], as_json: bool)
         text = yaml.safe_dump(summary["settings"], sort_keys=False, allow_unicode=True)
         click.echo(text.rstrip())
         return
+    for line in _sweep_lines(summary):
+        click.echo(line)
     if "accuracy" in summary:
         click.echo("\n" + "\n".join(summary_lines(summary)))
     elif "report" in summary:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from kfp_ddp.checks.preflight import title
 from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import is_remote
@@ -24,7 +25,8 @@ from kfp_ddp.pipelines.document import is_file, program_of, read
 from kfp_ddp.pipelines.form import COMPILED, Form, Word, check_arguments, form_of, named_after
 from kfp_ddp.plan.choice import Choice, Machine, Photographs, this_machine
 from kfp_ddp.plan.settings import Run
-from kfp_ddp.plan.sizing import choose_weights
+from kfp_ddp.plan.sizing import choose_weights, sized, sweep_minutes
+from kfp_ddp.plan.sweep import number_of
 from kfp_ddp.training.spec.batches import divide
 from kfp_ddp.training.spec.config import TrainConfig
 
@@ -69,9 +71,8 @@ def execute(command: Command, pipeline: str = "", ranks: int = 0) -> tuple[Path,
     if not file and name not in NAMES:
         raise InputError(f"with --local, --pipeline is one of {', '.join(NAMES)}")
     ours = name == "train_resnet"
-    for option, value in (("ranks", ranks), ("check", command.check)):
-        if value and not ours:
-            raise InputError(f"--{option} is for train_resnet: leave it out")
+    if ranks and not ours:
+        raise InputError("--ranks is for train_resnet: set nproc_per_node of job in its place")
     if command.replace and not command.output:
         raise InputError("--replace is for --output: without it each run has its own folder")
     if ours:
@@ -169,18 +170,23 @@ def _show(
     say(f"{photographs}; {computer}: {_title(choice)}")
     if choice.why:
         say(f"chosen for {choice.why}")
+    _show_images(surveyed, complete, start.origin)
+    click.echo()
+
+
+def _show_images(surveyed: survey.Survey, complete: bool, origin: str = "") -> None:
+    """Print the images of each class, and notes on them and the origin of the weights."""
     reading = surveyed.reading if complete else surveyed.reading[:1]
     for line in (*surveyed.table, *reading, *surveyed.left_out):
         say(line)
-    for note in filter(None, (*photographs.notes, start.origin)):
+    for note in filter(None, (*surveyed.photographs.notes, origin)):
         say(f"note: {note}")
-    click.echo()
 
 
 def _checked(surveyed: survey.Survey, choice: Choice) -> dict[str, Any]:
     """Return the result of `check`: the images, and the settings that are not empty."""
     photographs = surveyed.photographs
-    settings = {key: value for key, value in choice.arguments.items() if value not in ("", {})}
+    settings = _not_empty(choice.arguments)
     return {
         "train": photographs.train,
         "val": photographs.val,
@@ -291,8 +297,39 @@ def _title(choice: Choice) -> str:
     return ", ".join(parts)
 
 
+def _plan(run: Run | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Print what a run of a pipeline would do, and return it; None for one without our form."""
+    plan: dict[str, Any] = {"settings": _not_empty(arguments)}
+    if run is None:
+        return plan
+    source = run.parameters.source
+    if not is_remote(source):
+        training = {"on_bad_image": run.config.on_bad_image, **arguments.get("training", {})}
+        surveyed = survey.survey(source, {**arguments, "training": training})
+        say(f"{surveyed.photographs}; {this_machine()}")
+        _show_images(surveyed, complete=True)
+    run, lines = sized(run)
+    plan["runs"] = title(run)
+    for line in (plan["runs"], *lines):
+        say(line)
+    if run.sweep:
+        minutes = sweep_minutes(run, run.sweep)
+        plan |= {"trials": number_of(run.sweep), "minutes": round(minutes, 1)}
+        about = f"about {max(1, round(minutes))} min" if minutes else "an unknown number of minutes"
+        say(f"sweep: {plan['trials']} trials at most, {about} of training in all")
+    click.echo()
+    return plan
+
+
+def _not_empty(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in arguments.items() if value not in ("", {})}
+
+
 def run(compiled: Path, command: Command) -> tuple[Path, dict[str, Any]]:
-    """Run a compiled pipeline, and return its folder, and its name, duration and report."""
+    """Run a compiled pipeline, and return its folder, and its name, duration and report.
+
+    With `check`, return the working directory and what would run.
+    """
     started = time.monotonic()
     pipeline = read(compiled)
     form = Form(pipeline)
@@ -305,7 +342,9 @@ def run(compiled: Path, command: Command) -> tuple[Path, dict[str, Any]]:
     if form.subjects and "sync" in form.parameters:
         arguments["sync"] = _sync_settings(arguments.get("sync", {}))
     form.check_complete(arguments)
-    check_arguments(pipeline, arguments)
+    checked = check_arguments(pipeline, arguments)
+    if command.check:
+        return Path(), _plan(checked, arguments)
 
     text = compiled.read_text(encoding="utf-8")
     output = command.output and command.output.resolve()
@@ -322,8 +361,8 @@ def run(compiled: Path, command: Command) -> tuple[Path, dict[str, Any]]:
         run = folder.begin(new, output, name, command.replaces(earlier))
     click.echo(f"{pipeline.name} on this machine\n")
     run = engine.execute(run, arguments, compiled, describe_step if form.subjects else _outputs)
-    seconds = round(time.monotonic() - started, 1)
-    summary = {"pipeline": pipeline.name, "seconds": seconds, **report(run.folder)}
+    summary = {"pipeline": pipeline.name, **_results(run.folder, time.monotonic() - started)}
+    results.write_summary(run.folder, summary)
     run.replace(complete=True).write()
     return run.folder, summary
 
@@ -338,6 +377,14 @@ def _fixed_arguments(form: Form, source: str) -> dict[str, Any]:
             raise InputError(f"SOURCE cannot be used: {form.pipeline.name} has no parameter source")
         fixed["source"] = survey.resolve_source(source)
     return fixed
+
+
+def _results(output: Path, seconds: float) -> dict[str, Any]:
+    """Copy what a run has of a new model, or its report, to the top of `output`; return it."""
+    if results.has_model(output):
+        return results.collect_results(output, seconds)
+    shutil.rmtree(output / "bundle", ignore_errors=True)
+    return {"seconds": round(seconds, 1), **report(output)}
 
 
 def report(output: Path) -> dict[str, str]:

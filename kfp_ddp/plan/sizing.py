@@ -4,6 +4,7 @@ import struct
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from kfp_ddp.core.folders import is_remote
@@ -27,6 +28,7 @@ from kfp_ddp.plan.choice import (
     this_machine,
 )
 from kfp_ddp.plan.settings import Run, parse
+from kfp_ddp.plan.sweep import Sweep, number_of
 from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.spec.recipes import OPTIMIZER_FIELDS
 from kfp_ddp.training.spec.time_spent import priced
@@ -67,6 +69,25 @@ def sized(run: Run) -> tuple[Run, list[str]]:
             name: value for name, value in inputs["training"].items() if name not in chosen
         }
     return parse(inputs), _lines(run, photographs, hardware, choice, start)
+
+
+def sweep_minutes(run: Run, sweep: Sweep) -> float:
+    """Return the estimated duration of all trials; 0 if the speed of a network is unknown.
+
+    Of trials that are drawn the examples give the mean. KfpDdpError: the source cannot be read.
+    """
+    photographs = _photographs(run)
+    machine, ranks = _hardware(run)
+    number = number_of(sweep)
+    minutes = []
+    for trial in run.trials:
+        training = {"image_size": trial.image_size, "randaugment": trial.randaugment}
+        requested = {"model": trial.model, "epochs": trial.epochs, "training": training}
+        own = choose(photographs, machine, requested, ranks).minutes
+        minutes.append(own * sweep.share(trial.epochs))
+    at_once = min(number, sweep.parallel_trials) if machine.pods else 1
+    total = fmean(minutes) * number / at_once * all(minutes)
+    return min(total, sweep.max_minutes or total)
 
 
 class _Hardware(NamedTuple):

@@ -93,6 +93,15 @@ class Sweep(Settings):
             rung *= self.reduction_factor
         return [*rungs, epochs]
 
+    def share(self, epochs: int) -> float:
+        """Return the part of its epochs that a trial trains on average: the halving ends others."""
+        trained = 0.0
+        before = 0
+        for level, rung in enumerate(self.rungs(epochs)):
+            trained += (rung - before) / max(1, self.reduction_factor) ** level
+            before = rung
+        return trained / epochs
+
 
 def listed(sweep: Sweep) -> list[Trial]:
     """Return the explicit trials and the grid, without duplicates; raise InputError."""

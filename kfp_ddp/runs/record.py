@@ -1,10 +1,11 @@
 """What a task of a run recorded in its folder, and its newest checkpoint."""
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 from kfp_ddp.core.errors import InputError
@@ -14,6 +15,8 @@ from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.jobs.progress import TrainingProgress
 from kfp_ddp.models import evaluation
 from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.report.events import training_time
+from kfp_ddp.runs import trials
 from kfp_ddp.training.spec.manifest import MANIFEST, Manifest, read_manifest, step_dir, step_dirs
 from kfp_ddp.training.spec.metrics import read_events
 from kfp_ddp.training.spec.time_spent import Cost, cost_of
@@ -21,7 +24,7 @@ from kfp_ddp.training.spec.time_spent import Cost, cost_of
 FILES = (
     *(RunFolder.CONFIG, RunFolder.METRICS, f"evaluation/{evaluation.FILE}"),
     *(f"{RunFolder.LOGS}/failure*.json", f"{RunFolder.CHECKPOINTS}/step-*/{MANIFEST}"),
-    *(f"evaluation*/{VERDICT}", EXPORTED),
+    *(f"evaluation*/{VERDICT}", EXPORTED, trials.FILE),
 )
 """The small files of a task that its record is read from."""
 
@@ -53,6 +56,47 @@ class TaskRecord:
     def cost(self) -> Cost:
         """Its cost so far."""
         return cost_of(self.events, self.settings)
+
+    @property
+    def ranks(self) -> Any:
+        """Number of its processes; None if it never started."""
+        starts = self.select("start")
+        return starts[-1].get("world_size") if starts else None
+
+    @property
+    def speed(self) -> float | None:
+        """Median of the images per second of its steps; None if unknown."""
+        steps = self.select("step")
+        speeds = [event["images_per_s"] for event in steps if "images_per_s" in event]
+        return median_high(speeds) if speeds else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Time from its first to its last event, without pauses before a resume."""
+        return training_time(self.events)[0] or None
+
+    def lines(self) -> Iterator[str]:
+        """Yield what `kfp-ddp describe` prints of it."""
+        was_trained = self.settings or self.checkpoint is not None
+        if was_trained:  # else it was only evaluated
+            yield f"  checkpoint  {self._best()}"
+        if self.cost.gpu_hours:
+            yield f"  cost        {self.cost}"
+        if verdict := self.verdict.get("reason"):
+            yield f"  gate        {verdict}"
+        if bundle := self.exported.get("uri"):
+            champion = " (champion)" if self.exported.get("champion") else ""
+            yield f"  bundle      {bundle}{champion}"
+
+    def _best(self) -> str:
+        """Return the best checkpoint, if it was evaluated, else the newest, with the progress."""
+        record = self.evaluation
+        if record:
+            accuracy = f"{record.split} accuracy {record.accuracy:.1%}"
+            return f"step {record.step} of {self.task}; {accuracy}"
+        checkpoint = "none" if self.checkpoint is None else f"step {self.checkpoint}"
+        progress = self.document()["progress"] or "no step yet"
+        return f"{checkpoint} of {self.task}; {progress}"
 
     def document(self) -> dict[str, Any]:
         """Return its state as JSON."""

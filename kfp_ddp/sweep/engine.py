@@ -91,7 +91,7 @@ def run(
 
         def show() -> None:
             try:
-                board.show()
+                board.show().write(folder.path)
                 folder.upload()
             except StorageError as error:  # the next time may succeed, and the end uploads all
                 log.warning(f"{error}")

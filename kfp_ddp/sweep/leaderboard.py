@@ -15,6 +15,7 @@ from kfp_ddp.report.charts import COLOURS, HEIGHT, Axis
 from kfp_ddp.report.events import Point, curve, is_number
 from kfp_ddp.report.render import Card, render
 from kfp_ddp.runs.record import read_task
+from kfp_ddp.runs.trials import TrialRecord, Trials, setting_text
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.sweep.study import Study, Trial
 from kfp_ddp.training.spec.config import TrainConfig
@@ -22,8 +23,8 @@ from kfp_ddp.training.spec.config import TrainConfig
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-MAX_SETTING = 60
-"""Characters of a setting in a table."""
+MOST_IN_KFP = 50
+"""Trials in the metadata of the report, which KFP keeps in its database and in the step's log."""
 
 
 class Training(NamedTuple):
@@ -129,13 +130,14 @@ class Leaderboard:
             figures["best_accuracy"] = round(best, 6)
         return figures
 
-    def show(self) -> None:
-        """Write page and table, and print the state in one line."""
+    def show(self) -> Trials:
+        """Write page and table, print the state in one line, and return the trials."""
         pairs = self.ranked()
         figures = self.figures()
         names = _different_settings(training for _, training in pairs)
+        records = [self._record(rank, *pair, names) for rank, pair in enumerate(pairs, 1)]
         columns = ["", *names, "accuracy", "loss", "epochs", "hours", "ended"]
-        rows = [_row(rank, *pair, names) for rank, pair in enumerate(pairs, 1)]
+        rows = [_row(record, names) for record in records]
         write_artifact(self._summary, _markdown([columns, ["---"] * len(columns), *rows]))
         best = f"{figures['best_accuracy']:.2%}" if "best_accuracy" in figures else "none"
         train = sum(trial.trains for trial, _ in pairs)
@@ -162,9 +164,29 @@ class Leaderboard:
             chart=charts.line_chart("Validation accuracy", series, percent=True),
             parallel=parallel(known, names),
         )
-        write_artifact(self._report, page)
+        best_ones = Trials(trials=tuple(records[:MOST_IN_KFP]))
+        write_artifact(self._report, page, sweep=best_ones.model_dump(mode="json"))
         state = f"{len(pairs)} of at most {self.number} trials, {train} train"
         log.info(f"{state}, best accuracy {best}")
+        return Trials(trials=tuple(records))
+
+    def _record(
+        self, rank: int, trial: Trial, training: Training, names: Sequence[str]
+    ) -> TrialRecord:
+        settings = {**trial.settings, **training.settings}
+        ranked = trial.checkpoint and not trial.failed
+        return TrialRecord(
+            task=self.place_of(trial).rpartition("/")[2],
+            rank=rank if ranked else 0,
+            settings={
+                name: settings[name] for name in (*trial.settings, *names) if name in settings
+            },
+            accuracy=training.accuracy if training.accuracy >= 0 else None,
+            loss=training.loss if is_number(training.loss) else None,
+            epochs=training.epochs,
+            hours=trial.hours,
+            state=_state(trial),
+        )
 
 
 def _ended_early(trial: Trial) -> bool:
@@ -193,17 +215,15 @@ def _series(curves: Iterable[Sequence[Point]]) -> list[charts.Series]:
     return [charts.Series(f"{rank + 1}.", points, rank) for rank, points in enumerate(first)]
 
 
-def _row(rank: int, trial: Trial, training: Training, names: Sequence[str]) -> list[str]:
-    settings = {**trial.settings, **training.settings}
-    ranked = trial.checkpoint and not trial.failed
+def _row(record: TrialRecord, names: Sequence[str]) -> list[str]:
     return [
-        str(rank) if ranked else "",
-        *(_setting(settings.get(name, "")) for name in names),
-        f"{training.accuracy:.2%}" if training.accuracy >= 0 else "",
-        f"{training.loss:.4f}" if is_number(training.loss) else "",
-        f"{training.epochs:g}",
-        f"{trial.hours:.2f}",
-        _state(trial),
+        str(record.rank or ""),
+        *(setting_text(record.settings.get(name, "")) for name in names),
+        "" if record.accuracy is None else f"{record.accuracy:.2%}",
+        "" if record.loss is None else f"{record.loss:.4f}",
+        f"{record.epochs:g}",
+        f"{record.hours:.2f}",
+        record.state,
     ]
 
 
@@ -214,10 +234,6 @@ def _state(trial: Trial) -> str:
     if trial.can_go_on:
         return f"ended at epoch {trial.rungs[trial.level]}"
     return f"failed: {trial.ended}" if trial.failed else trial.ended or "done"
-
-
-def _setting(value: Any) -> str:
-    return charts.shorten(f"{value:g}" if isinstance(value, float) else str(value), MAX_SETTING)
 
 
 def parallel(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "Markup | str":
@@ -240,7 +256,7 @@ def parallel(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "Mark
             f"{across.x(index):.1f} {up.y(shares[rank]):.1f}"
             for index, (_, shares) in enumerate(axes.values())
         ]
-        settings = ", ".join(f"{name}={_setting(trial.get(name))}" for name in names)
+        settings = ", ".join(f"{name}={setting_text(trial.get(name))}" for name in names)
         title = f"{rank + 1}. {settings}: {trial['accuracy']:.2%}"
         has_colour = rank < COLOURS
         kind = "curve" if has_colour else "rest"
@@ -260,9 +276,11 @@ def _is_on_a_scale(value: Any) -> bool:
 def _scaled(values: Sequence[Any]) -> tuple[str, list[float]]:
     """Return the ends of an axis, as text, and the share of each value on it."""
     if not all(map(_is_on_a_scale, values)):
-        different = list(dict.fromkeys(map(_setting, values)))
+        different = list(dict.fromkeys(map(setting_text, values)))
         last = max(1, len(different) - 1)
-        return ", ".join(different), [different.index(_setting(value)) / last for value in values]
+        return ", ".join(different), [
+            different.index(setting_text(value)) / last for value in values
+        ]
     low = min(values)
     high = max(values)
     if low == high:

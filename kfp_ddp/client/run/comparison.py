@@ -1,131 +1,36 @@
 """Compare runs: settings that differ, and metrics with their confidence intervals."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, combinations
-from statistics import median_high
-from typing import Any, NamedTuple
+from typing import Any
 
-from kfp_ddp.client.run.run_info import RunInfo
-from kfp_ddp.core import packed
+from kfp_ddp.client.run.compared import (
+    ComparedTraining,
+    Comparison,
+    Figure,
+    Metric,
+    Trained,
+    letter,
+)
 from kfp_ddp.jobs.progress import clock
 from kfp_ddp.models.evaluation import Better, Evaluation, figures_for
 from kfp_ddp.models.evaluation import Figure as EvaluationFigure
-from kfp_ddp.report.events import is_number, training_time
 from kfp_ddp.runs.record import TaskRecord
 from kfp_ddp.training.spec.config import TrainConfig
 
 IGNORED = TrainConfig.set_by_step | {"cache_dir", "resume"}
 """Settings that differ between any two runs, or do not change the model."""
-NONE = "–"
 _FORMATS = {"share": "{:.1%}", "number": "{:.4g}", "count": "{:,.0f}"}
 
 
-@dataclass(frozen=True)
-class ComparedTraining:
-    """One training of one run, with its letter in the tables."""
-
-    letter: str
-    name: str
-    run: RunInfo
-    training: TaskRecord
-
-
-class Figure(NamedTuple):
-    """A metric of one side, with its 95 % confidence interval if it has one."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A metric of all sides; None for a side without it."""
-
-    name: str
-    figures: tuple[Figure | None, ...]
-    text: Callable[[float], str]
-    better: Better = ""
-    """Which values are the better ones; '' if the metric does not order the sides."""
-
-    @property
-    def title(self) -> str:
-        """The name as words."""
-        return self.name.replace("_", " ")
-
-    def best(self) -> float | None:
-        """Return the best value; None if it is that of all sides, or of the only one."""
-        values = [figure.value for figure in self.figures if figure]
-        if not self.better or len(set(values)) < 2:
-            return None
-        return max(values) if self.better == "higher" else min(values)
-
-    def intervals(self) -> list[str]:
-        """Return the confidence intervals as text; empty if no side has one."""
-        texts = [self._interval(figure) for figure in self.figures]
-        return texts if any(texts) else []
-
-    def _interval(self, figure: Figure | None) -> str:
-        if figure is None:
-            return ""
-        if figure.low is None or figure.high is None:
-            return ""
-        low = self.text(figure.low).removesuffix("%")
-        return f"{low}–{self.text(figure.high)}"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Trainings with their differences."""
-
-    sides: tuple[ComparedTraining, ...]
-    settings: dict[str, tuple[Any, ...]]
-    """Those that differ, by name: the value of each side, None for a side without it."""
-    metrics: tuple[Metric, ...]
-    notes: tuple[str, ...]
-
-    def document(self) -> dict[str, Any]:
-        """Return the comparison as JSON."""
-        runs = [
-            {
-                **side.run.document(),
-                "letter": side.letter,
-                "name": side.name,
-                "task": side.training.task,
-                "verdict": side.training.verdict.get("reason", ""),
-                "bundle": side.training.exported.get("uri", ""),
-            }
-            for side in self.sides
-        ]
-        metrics = {
-            metric.name: [figure and figure._asdict() for figure in metric.figures]
-            for metric in self.metrics
-        }
-        return {"runs": runs, "settings": self.settings, "metrics": metrics, "notes": self.notes}
-
-
-def compare(runs: Sequence[tuple[RunInfo, Sequence[TaskRecord]]]) -> Comparison:
+def compare(runs: Sequence[Trained]) -> Comparison:
     """Compare the trainings of runs, in the given order."""
     sides: list[ComparedTraining] = []
-    for run, trainings in runs:
-        for training in trainings:
-            name = f"{run.name}/{training.task}" if len(trainings) > 1 else run.name
-            sides.append(ComparedTraining(_letter(len(sides)), name, run, training))
+    for trained in runs:
+        for name, training, accuracy in trained.ranked():
+            place = letter(len(sides))
+            sides.append(ComparedTraining(place, name, trained.run, training, accuracy))
     return Comparison(tuple(sides), _settings(sides), _metrics(sides), tuple(_notes(sides)))
-
-
-def _letter(number: int) -> str:
-    return chr(ord("A") + number) if number < 26 else f"#{number + 1}"
-
-
-def setting_text(value: Any) -> str:
-    """Return a setting as text."""
-    if value is None:
-        return NONE
-    value = packed.describe(value)
-    return value or "''" if isinstance(value, str) else json.dumps(value)
 
 
 def _settings(sides: Sequence[ComparedTraining]) -> dict[str, tuple[Any, ...]]:
@@ -168,7 +73,7 @@ def _metrics(sides: Sequence[ComparedTraining]) -> tuple[Metric, ...]:
         text: Callable[[float], str],
         better: Better = "",
     ) -> Metric:
-        return Metric(name, tuple(_figure(read(side.training)) for side in sides), text, better)
+        return Metric(name, tuple(Figure.of(read(side.training)) for side in sides), text, better)
 
     def evaluated(figure: EvaluationFigure) -> Metric:
         def read(training: TaskRecord) -> Any:
@@ -182,40 +87,18 @@ def _metrics(sides: Sequence[ComparedTraining]) -> tuple[Metric, ...]:
         return row(figure.name, read, _FORMATS[figure.form].format, better)
 
     whole = _FORMATS["count"].format
+    of_trials = tuple(Figure.of(side.accuracy) for side in sides)
     rows = (
+        Metric("accuracy_in_training", of_trials, _FORMATS["share"].format, "higher"),
         *map(evaluated, figures_for("comparison")),
         row("step", lambda training: training.checkpoint, whole),
-        row("ranks", _ranks, whole),
-        row("images_per_s", _speed, whole, "higher"),
-        row("training_seconds", _seconds, clock, "lower"),
+        row("ranks", lambda training: training.ranks, whole),
+        row("images_per_s", lambda training: training.speed, whole, "higher"),
+        row("training_seconds", lambda training: training.seconds, clock, "lower"),
         row("gpu_hours", lambda task: task.cost.gpu_hours or None, "{:,.4f}".format, "lower"),
         row("cost", lambda training: training.cost.money, "{:.2f}".format, "lower"),
     )
     return tuple(metric for metric in rows if any(metric.figures))
-
-
-def _figure(value: Any) -> Figure | None:
-    """Return what was read as a figure; None for what is no number."""
-    if isinstance(value, Figure):
-        return value
-    return Figure(value) if is_number(value) else None
-
-
-def _ranks(training: TaskRecord) -> Any:
-    starts = training.select("start")
-    return starts[-1].get("world_size") if starts else None
-
-
-def _speed(training: TaskRecord) -> float | None:
-    """Return the median images per second of the steps."""
-    steps = training.select("step")
-    speeds = [event["images_per_s"] for event in steps if "images_per_s" in event]
-    return median_high(speeds) if speeds else None
-
-
-def _seconds(training: TaskRecord) -> float | None:
-    """Return the time from first to last event, without pauses before a resume."""
-    return training_time(training.events)[0] or None
 
 
 def _evaluated_pairs(

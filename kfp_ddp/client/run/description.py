@@ -1,5 +1,6 @@
 """Why a run failed or waits: step, cause, events, checkpoints, and what to do next."""
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,19 +13,23 @@ from kfp_ddp.client.run import logs
 from kfp_ddp.client.run.run_info import RunInfo, read_trainings
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.step import last_error
-from kfp_ddp.core.text import one_line
+from kfp_ddp.core.text import facts, one_line, printable
 from kfp_ddp.jobs.failure import cause_in_pods, error_in_log
 from kfp_ddp.jobs.identity import RUN
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.objects import phase
 from kfp_ddp.k8s.pods import waiting_reason
+from kfp_ddp.local.results import shown
 from kfp_ddp.runs.record import TaskRecord
+from kfp_ddp.runs.trials import TrialRecord, read_trials, table
 
 LAST_LINES = 2000
 """Lines at the end of a log that are searched for the cause."""
 UNWRITTEN = ("PENDING", "OMITTED", "SKIPPED")
 """States of a step that wrote no files."""
 UNKNOWN = "not known"
+EVENTS = 8
+"""Number of printed events; --json has all."""
 CHECKS = "preflight"
 """The step that fails because of the user's input."""
 
@@ -43,6 +48,8 @@ class Description:
     job_pods: Sequence[Object] = ()
     events: Sequence[pods.PodEvent] = ()
     trainings: Sequence[TaskRecord] = ()
+    trials: Sequence[TrialRecord] = ()
+    """Those of a sweep, the best first."""
     notes: list[str] = field(default_factory=list)
     """What could not be read."""
 
@@ -75,9 +82,12 @@ class Description:
         word = self.run.word
         if self.run.folder is None:
             yield f"kfp-ddp download {word}", "its results"
-        else:
+        elif "bundle" in self.run.results():
             yield f"kfp-ddp predict {word} PICTURE", "classify a picture with its model"
-        yield f"kfp-ddp compare {word} OTHER", "compare its settings and metrics"
+        if self.trainings:
+            yield f"kfp-ddp compare {word} OTHER", "compare its settings and metrics"
+        if self.run.folder is not None:
+            yield "kfp-ddp runs --local", "the other runs of this folder"
 
     def _while_active(self) -> Iterator[tuple[str, str]]:
         word = self.run.word
@@ -107,6 +117,35 @@ class Description:
             where = f" from step {step}" if step else ""
             yield f"kfp-ddp retry {run.word}", f"resume{where} when the cause is corrected"
 
+    def __str__(self) -> str:
+        return "\n".join(map(printable, self.lines()))
+
+    def lines(self) -> Iterator[str]:
+        """Yield what `kfp-ddp describe` prints."""
+        yield self.run.headline()
+        known = {
+            "id": self.run.id,
+            "page": self.run.page,
+            "step": self.step,
+            "cause": self.cause,
+        }
+        yield from facts(known)
+        for pod, reason in self.waiting():
+            yield f"  waiting     {pod}: {reason}"
+        yield from table(self.trials, shutil.get_terminal_size().columns)
+        trials = {trial.task for trial in self.trials}
+        for training in self.trainings:
+            if training.evaluation or training.task not in trials:
+                yield from training.lines()
+        yield from facts({title: shown(path) for title, path in self.run.results().items()})
+        for event in self.events[-EVENTS:]:
+            times = f" ({event.times} times)" if event.times > 1 else ""
+            yield f"  event       {event.object}: {event.reason}: {event.message}{times}"
+        for note in self.notes:
+            yield f"  note        {note}"
+        for line, purpose in self.next():
+            yield f"  next        {line}   # {purpose}"
+
     def document(self) -> dict[str, Any]:
         """Return the description as JSON."""
         return {
@@ -119,6 +158,7 @@ class Description:
                 for event in self.events
             ],
             "trainings": [training.document() for training in self.trainings],
+            "trials": [trial.model_dump() for trial in self.trials],
             "next": [command for command, _ in self.next()],
             "notes": self.notes,
         }
@@ -164,6 +204,7 @@ def _read_files(result: Description) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             files = result.run.files()
             result.trainings = read_trainings(files, Path(scratch))
+            result.trials = read_trials(Path(scratch))
         if files.note:
             result.notes.append(f"its files: {files.note}")
     except KfpDdpError as error:

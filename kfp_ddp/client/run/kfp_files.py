@@ -18,6 +18,7 @@ from kfp_ddp.core.run_folder import REPORT, RUN_ID, VERDICT, RunFolder
 from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import FILE
+from kfp_ddp.runs import trials
 from kfp_ddp.storage.kinds import open_store
 
 if TYPE_CHECKING:
@@ -164,6 +165,9 @@ def _add(output: Mapping[str, Any], files: dict[str, list[Reader]], client: "Cli
         folder = "/".join(parameters["evaluation"].split("/")[-3:-1])
     if not all(RUN_ID.fullmatch(part) for part in folder.split("/")):
         return
+    if "sweep_report" in artifacts:
+        ranked = json.dumps(artifacts["sweep_report"]["metadata"].get("sweep")).encode()
+        files[f"{folder}/{trials.FILE}"] = [lambda: ranked]
     for name in ARTIFACTS.keys() & artifacts.keys():
         read = _artifact(client, artifacts[name]["uri"])
         if name == "trained_model":

@@ -23,6 +23,7 @@ from kfp_ddp.core.container_images import SETTINGS, Images
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.core.files import open_below
 from kfp_ddp.core.folders import is_remote
+from kfp_ddp.jobs.progress import clock
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.local.folder import LocalStep, is_running, read_local_run
 from kfp_ddp.local.results import ENDED, LOG, STARTED
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 
 UNFINISHED = "UNFINISHED"
+RESULTS = {"bundle": "bundle", "report": "report.html", "sweep": "sweep_report.html"}
+"""What a local run may leave at the top of its folder."""
 LOG_HEAD = "INFO - Streamed logs:"
 """What kfp.local writes before the lines of a step."""
 LOG_INDENT = " " * 4
@@ -74,6 +77,24 @@ class RunInfo:
     def word(self) -> str:
         """The argument by which commands find it."""
         return str(self.folder) if self.folder else self.id[:8]
+
+    def headline(self) -> str:
+        """Return its name and state, and when and how long it ran, in one line."""
+        line = f"{self.name}  {self.state}"
+        if self.start and self.end:
+            seconds = (self.end - self.start).total_seconds()
+            if seconds:
+                line += f" after {clock(seconds)}"
+        if self.start:
+            line += f", started {self.start:%Y-%m-%d %H:%M} UTC"
+        return line
+
+    def results(self) -> dict[str, Path]:
+        """Return what a local run left at the top of its folder; empty for a run on KFP."""
+        folder = self.folder
+        if folder is None:
+            return {}
+        return {title: folder / name for title, name in RESULTS.items() if (folder / name).exists()}
 
     def document(self) -> dict[str, Any]:
         """Return what `--json` prints of the run."""

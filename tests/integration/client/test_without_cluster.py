@@ -164,6 +164,29 @@ def test_results_are_downloaded_and_shown(profile: KfpServer, run_id: str, tmp_p
     assert (tmp_path / "board/train/metrics.jsonl").exists()
 
 
+def test_a_sweep_is_described_by_what_kfp_has(
+    profile: KfpServer, run_id: str, tmp_path: Path
+) -> None:
+    finish(profile, run_id, tmp_path / "source")
+    place = f"/work/{run_id}/train"
+    ranked = [
+        {"task": "train", "rank": 1, "settings": {"learning_rate": 0.1}, "accuracy": 0.9},
+        {"task": "other", "rank": 2, "settings": {"learning_rate": 0.4}, "accuracy": 0.5},
+    ]
+    logged = launched({"run_dir": place}, "trained_model", "sweep_report", sweep={"trials": ranked})
+    write(profile, run_id, "train", logged)
+    described = document("describe", run_id)
+    assert [(one["task"], one["rank"], one["settings"]) for one in described["trials"]] == [
+        ("train", 1, {"learning_rate": 0.1}),
+        ("other", 2, {"learning_rate": 0.4}),
+    ]
+    lines = output("describe", run_id).splitlines()
+    assert sum("learning_rate=" in line for line in lines) == 2
+    assert sum(line.startswith("  checkpoint") for line in lines) == 1
+    compared = document("compare", run_id)
+    assert compared["metrics"]["accuracy_in_training"][0]["value"] == 0.9
+
+
 def test_a_destination_has_what_kfp_lacks(profile: KfpServer, run_id: str, tmp_path: Path) -> None:
     finish(profile, run_id, tmp_path / "source")
     for name in ("train_metrics", "trained_model", "evaluation_metrics"):

@@ -16,7 +16,7 @@ from kfp_ddp.local.folder import LocalRun, begin
 from kfp_ddp.local.results import summary_lines
 from kfp_ddp.predict import load
 from tests import photographs
-from tests.commands import call, refused
+from tests.commands import call, document, refused
 from tests.tolerance import near
 
 SMALL = ("model=cifar_resnet8", "image_size=16", "epochs=1", "cache_gb=0", "exclude=*.mp4")
@@ -164,3 +164,29 @@ def test_empty_class_is_refused_before_anything_is_copied(tmp_path: Path) -> Non
     error = refused("run", source, "--local", "--output", output, "--set", "exclude=*.png")
     assert error.startswith("class folder sand has no images")
     assert not output.exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_with_its_trials_and_a_bundle(tmp_path: Path) -> None:
+    folder = photographs.plain(tmp_path / "photos", 16)
+    settings = ["model=cifar_resnet8", "image_size=16", "epochs=1", "nproc_per_node=1"]
+    settings.append('sweep={"space": {"learning_rate": [0.05, 1e-6]}}')
+    words = [word for one in settings for word in ("--set", one)]
+    program = [sys.executable, "-m", "kfp_ddp", "run", str(folder), "--local"]
+    options = ["--pipeline", "sweep", "--output", "swept"]
+    done = subprocess.run(
+        [*program, *options, *words], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if "learning_rate=" in line]
+    assert [row[0] for row in rows] == ["1", "2"]
+    assert {row[-1] for row in rows} == {"learning_rate=0.05", "learning_rate=1e-06"}
+    swept = tmp_path / "swept"
+    summary = json.loads((swept / "summary.json").read_text())
+    assert [Path(summary[name]).is_file() for name in ("report", "sweep_report", "loss_curve")] == (
+        [True] * 3
+    )
+    described = document("describe", swept)
+    assert [trial["rank"] for trial in described["trials"]] == [1, 2]
+    assert f"kfp-ddp predict {swept} PICTURE" in described["next"]
+    assert call("predict", swept, folder / "dark" / "0.png").exit_code == 0

@@ -13,7 +13,7 @@ from rich.console import Console
 from kfp_ddp.client.kfp import pods
 from kfp_ddp.client.kfp.steps import Step
 from kfp_ddp.client.run import follow, run_info
-from kfp_ddp.client.run.comparison import setting_text
+from kfp_ddp.client.run.compared import setting_text
 from kfp_ddp.client.run.download import download
 from kfp_ddp.client.run.run_files import StoredFiles
 from kfp_ddp.core import packed
@@ -23,6 +23,7 @@ from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.files import sha256
 from kfp_ddp.k8s.pods import waiting_reason
 from kfp_ddp.models import bundle
+from kfp_ddp.runs.trials import TrialRecord, Trials
 from tests import run_output
 from tests.commands import call, document, output, refused
 from tests.files import write
@@ -96,11 +97,34 @@ def test_a_successful_run_has_a_verdict_and_next_commands(tmp_path: Path) -> Non
     assert "gate        blessed: ok" in text
     assert "checkpoint  step 40 of train; val accuracy 90.0%" in text
     assert "bundle      gs://models/abc (champion)" in text
+    assert "predict" not in text
+    (run / "bundle").mkdir()
+    text = output("describe", run)
     assert f"next        kfp-ddp predict {run} PICTURE" in text
     assert "cause" not in text
     for name in ("config.json", "metrics.jsonl", "checkpoints", "evaluation"):
         (task / name).rename(tmp_path / name)
     assert "checkpoint" not in output("describe", run)
+
+
+def test_trials_of_a_sweep_are_ranked_and_compared(tmp_path: Path) -> None:
+    run = run_output.make(tmp_path / "run")
+    work = run / "work" / run_output.RUN_ID
+    (work / "train").rename(work / "tune.0")
+    for number in (1, 2):
+        run_output.task(work / f"tune.{number}", (), 50, {"learning_rate": 0.1 * number})
+    rows = [("tune.2", 1, 0.9), ("tune.0", 2, 0.8), ("tune.1", 0, None)]
+    trials = [TrialRecord(task=task, rank=rank, accuracy=value) for task, rank, value in rows]
+    (work / "tune").mkdir()
+    Trials(trials=tuple(trials)).write(work / "tune")
+    assert [one["rank"] for one in document("describe", run)["trials"]] == [1, 2, 0]
+    lines = output("describe", run).splitlines()
+    assert [line.split()[0] for line in lines if "%  " in line or "–" in line] == ["1", "2", "–"]
+    assert sum(line.startswith("  checkpoint") for line in lines) == 1  # of the one evaluated
+    compared = document("compare", run)
+    assert [one["name"] for one in compared["runs"]] == [f"run/{task}" for task, *_ in rows]
+    figures = compared["metrics"]["accuracy_in_training"]
+    assert [figure and figure["value"] for figure in figures] == [0.9, 0.8, None]
 
 
 def test_lines_of_kfp_and_argo_are_left_out(tmp_path: Path) -> None:

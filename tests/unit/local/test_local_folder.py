@@ -22,7 +22,7 @@ from kfp_ddp.local.folder import LocalRun, begin, link_latest, locked, unfinishe
 from kfp_ddp.local.results import CLEAR_LINE, Phase
 from kfp_ddp.local.survey import resolve_source, survey
 from tests import photographs, run_output
-from tests.commands import call, refused
+from tests.commands import call, document, output, refused
 from tests.files import write
 from tests.run_output import Terminal
 
@@ -336,6 +336,26 @@ def test_a_file_without_an_end_is_not_read(tmp_path: Path, name: str, kind: str)
     for words in (["status"], ["describe"], ["logs"]):
         answer = call(*words, folder)
         assert isinstance(answer.exception, KfpDdpError | SystemExit | None)
+
+
+def test_a_sweep_is_checked_without_a_training(tmp_path: Path, begun: list[Begun]) -> None:
+    photographs.write(tmp_path / "photos", each=12)
+    space = 'sweep={"space": {"learning_rate": [0.1, 0.2, 0.3]}}'
+    words = [*COMMANDS["sweep"], "--set", space, "--set", "model=cifar_resnet8"]
+    short = document(*words, "--set", "epochs=2", "--dry-run")
+    long = document(*words, "--set", "epochs=200", "--check")
+    assert (short["trials"], long["trials"]) == (3, 3)
+    assert long["minutes"] > max(0.5, short["minutes"])
+    limited = document(*words, "--set", "epochs=200", "--set", "max_minutes=0.5", "--check")
+    assert limited["minutes"] == 0.5
+    text = output(*words, "--check")
+    assert "3 trials" in text
+    assert "36 images in 3 classes" in text
+    assert "did you mean" in refused(*words, "--set", "sweep.max_minuts=1", "--check")
+    (tmp_path / "photos" / "bark" / "img 0.jpg").write_bytes(b"broken")
+    assert "bark" in refused(*words, "--check")
+    assert begun == []
+    assert not (tmp_path / "run-output").exists()
 
 
 def test_report_of_the_gate_is_copied_to_the_top(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.text import yaml_of
 from kfp_ddp.plan.sweep import Sweep, examples_of
 from kfp_ddp.runs.train.engine import figures_of
+from kfp_ddp.runs.trials import read_trials, table
 from kfp_ddp.sweep.leaderboard import Leaderboard, read
 from kfp_ddp.sweep.study import Result, Study, Trial, search
 from kfp_ddp.training.spec.config import TrainConfig
@@ -228,3 +229,45 @@ def test_the_accuracy_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     assert board(tmp_path, trials)[0].figures()["best_accuracy"] == 0.85
     newest = Manifest(Path("step-00000010"), 10, "", {})
     assert figures_of(tmp_path / "peak", newest)["val_accuracy"] == 0.85
+
+
+def test_trials_are_recorded_and_fit_a_terminal(tmp_path: Path) -> None:
+    training(tmp_path / "peak", [0.9, 0.5, 0.4], learning_rate=0.4, model="a")
+    training(tmp_path / "low", [0.2, 0.3, 0.8], 0.7, learning_rate=0.1, model="a")
+    done: dict[str, Any] = {"rungs": [3], "accuracies": [0.5], "hours": 0.25}
+    trials = [
+        Trial(0, {"learning_rate": 0.4}, checkpoint="x/step-00000030", **done),
+        Trial(1, {"learning_rate": 0.1}, checkpoint="x/step-00000030", **done),
+        Trial(2, {"model": "gone"}, failed=True, ended=f"rank 0: no \x1b[2J {'memory ' * 40}"),
+    ]
+    (tmp_path / "run" / "tune").mkdir(parents=True)
+    shown, *_ = board(tmp_path, trials)
+    shown.show().write(tmp_path / "run" / "tune")
+    records = read_trials(tmp_path / "run")
+    assert [(one.task, one.rank, one.accuracy) for one in records] == [
+        *(("low", 1, 0.8), ("peak", 2, 0.4)),
+        ("same", 0, None),
+    ]
+    assert [one.settings for one in records][1:] == [{"learning_rate": 0.4}, {"model": "gone"}]
+    first, titles, best, *others = table(records, 80)
+    assert "3, the best first; 0.5 hours" in first
+    assert titles.split() == ["accuracy", "loss", "epochs", "settings"]
+    assert best.split() == ["1", "80.0%", "0.7000", "3", "learning_rate=0.1"]
+    assert "\\x1b[2J" in "\n".join(others)
+    assert max(map(len, others)) <= 80
+    many = [records[0]] * 50
+    assert len(list(table(many, 80))) == 22
+    (tmp_path / "run" / "tune" / "trials.json").write_text('{"trials": [{"rank": "x"}]}')
+    assert list(table(read_trials(tmp_path / "run"), 80)) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({}, 1.0),
+        ({"reduction_factor": 3}, (1 + 2 / 3 + 6 / 9) / 9),
+        ({"reduction_factor": 2}, 41 / 16 / 9),
+    ],
+)
+def test_the_halving_ends_part_of_the_epochs(settings: dict[str, Any], share: float) -> None:
+    assert Sweep.create(**settings).share(9) == pytest.approx(share)
