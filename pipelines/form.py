@@ -333,7 +333,7 @@ def _converted(value: Any, kind: type) -> Any:
         return value
     if isinstance(value, _WRITTEN.get(kind, ())):
         with contextlib.suppress(ValueError):
-            value = float(value)  # YAML reads 1e-2 as text
+            value = float(str(value))  # YAML reads 1e-2 as text
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
     return value

@@ -129,7 +129,8 @@ def _finish(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
     classes = splits.train.classes
     network = networks.build_for(config, len(classes))
     own = network.state_dict()
-    tensors, _ = initial_weights.named_alike(initial_weights.read(weights), own, ".", config.model)
+    # A script's weights are complete: no layer is a head of other classes.
+    tensors, _ = initial_weights.named_alike(initial_weights.read(weights), own, (), config.model)
     advice = "set model to the script's network"
     networks.fill(network, tensors, str(weights), config.model, advice)
     figures = _result(folder.path / RESULT)

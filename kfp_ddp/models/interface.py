@@ -109,9 +109,15 @@ def read_interface(bundle: Bundle) -> Interface:
         raise bundle.damaged(f"{'classes' if signature else 'signature'}.json is missing")
     size = signature.inputs[0].shape[2]
     before = signature.preprocessing
-    sides = (before.short_side, size)
-    rest = (before.value_range, before.fit, before.max_pixels)
-    return Interface(classes.root, *sides, before.background, *rest)
+    return Interface(
+        classes.root,
+        before.short_side,
+        size,
+        before.background,
+        before.value_range,
+        before.fit,
+        before.max_pixels,
+    )
 
 
 def read_sample(bundle: Bundle) -> Sample | None:

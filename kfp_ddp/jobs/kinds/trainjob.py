@@ -192,7 +192,7 @@ class TrainJob(Kind):
     def _runtime(self, kind: str, runtime: Object, spec: JobFields) -> Runtime:
         """Return what a job must know of a runtime; InputError if its nodes have another image."""
         policy = part(runtime, "spec", "mlPolicy")
-        starter = next((POLICIES[name] for name in POLICIES if name in policy), "")
+        starter: Starter = next((POLICIES[name] for name in POLICIES if name in policy), "")
         nodes: dict[str, Object] = {}
         for job in runtime["spec"]["template"]["spec"].get("replicatedJobs") or []:
             for container in job["template"]["spec"]["template"]["spec"]["containers"]:

@@ -3,6 +3,7 @@
 import json
 import unicodedata
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -117,7 +118,7 @@ def test_columns_are_known_by_names_and_images(called: str, text: str | bytes) -
     assert called in layout.form
 
 
-COCO = {
+COCO: dict[str, Any] = {
     "images": [{"id": 7 + n, "file_name": name} for n, name in enumerate(BARE)],
     "annotations": [{"id": n, "image_id": 7 + n % 6, "category_id": 40 + n % 2} for n in range(12)],
     "categories": [{"id": 40, "name": "cat"}, {"id": 41, "name": "dog"}, {"id": 42}],

@@ -105,7 +105,7 @@ ENDS = [
 def test_values_are_as_fine_as_their_range(
     tmp_path: Path, ends: dict[str, Any], sampler: str
 ) -> None:
-    space = {"space": {"ema_decay": ends}, "samples": 60, "sampler": sampler}
+    space: dict[str, Any] = {"space": {"ema_decay": ends}, "samples": 60, "sampler": sampler}
     study, trials = played(tmp_path / "s", lambda _: Result(0.5, "step-1"), **space)
     values = [trial.settings["ema_decay"] for trial in trials]
     assert len(set(values)) > 50

@@ -129,7 +129,8 @@ def test_fraction_is_rotated_and_cut_like_the_full_image(orientation: int, by: i
     assert small.image.shape[1:] == tuple(-(-side // by) for side in whole.shape[1:])
     crop = transforms.Crop(4 * by, 2 * by, 96, 96)
     size = 64 // by
-    parts = (whole, crop), (small.image, transforms._in_divided(crop, small.image, by))
+    divided = transforms._in_divided(crop, small.image, by, inside=True)
+    parts = (whole, crop), (small.image, divided)
     one, two = (
         transforms.resize(image[:, top : top + high, left : left + wide], size, size).float()
         for image, (top, left, high, wide) in parts
