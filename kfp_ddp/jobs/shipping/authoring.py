@@ -1,15 +1,18 @@
 """The inputs of `job` from a function, a file or a folder: `job(**as_function(train), ...)`."""
 
+import __future__
+
 import ast
 import builtins
+import dis
 import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from symtable import Symbol, SymbolTable, symtable
-from types import FunctionType
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, cast
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.packed import ARCHIVE, WORD, fitting, pack, pack_file, pack_text
@@ -38,8 +41,9 @@ def as_function(
         source = inspect.getsource(function)
     except (OSError, TypeError):
         raise InputError(f"{name} has no source: define it in a file") from None
-    text = HEADER + (INDENTED if source[:1].isspace() else "") + source
+    text = (INDENTED if source[:1].isspace() else "") + source
     text += "" if source.endswith("\n") else "\n"
+    text = _with_postponed(function, text, _definition(name, text))
     _check_complete(name, text)
     arguments = _as_json(name, func_args)
     try:
@@ -102,11 +106,14 @@ def _upload(archive: bytes, upload: str) -> str:
     return f"{upload.rstrip('/')}/{name}"
 
 
-# Annotations need not be evaluated: they may use names of the function's module.
+# For a function of a module that begins so; in others annotations inside of it are evaluated.
 HEADER = "from __future__ import annotations\n"
 # The lines of an indented function are not changed, since they may be inside a string.
 INDENTED = "if True:\n"
 DECORATED = "is decorated, and its decorator is not packed: remove it"
+# Steps of Python's code that look up a global name, the last one from 3.12 on, or set one.
+LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+STORES = ("STORE_GLOBAL", "STORE_NAME")
 # An argument name=value of the job adds or replaces one: a value known when the pipeline runs.
 CALL = """
 
@@ -149,12 +156,12 @@ def _plain(func: object) -> FunctionType:
     return func
 
 
-def _check_complete(name: str, text: str) -> None:
-    """Raise InputError unless the source is one function that uses nothing of its module."""
+def _definition(name: str, text: str) -> ast.FunctionDef:
+    """Return the one function of a source; raise InputError if it has none, or a decorated one."""
     no_function = f"the source of {name} is not a function: define it with `def`, on own lines"
     try:
         tree = ast.parse(text)
-        names = symtable(text, "script.py", "exec")
+        _compiled(text)
     except SyntaxError as error:
         raise InputError(f"{no_function} ({error.msg})") from None
     definition = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)), None)
@@ -162,21 +169,48 @@ def _check_complete(name: str, text: str) -> None:
         raise InputError(no_function)
     if definition.decorator_list:
         raise InputError(f"{name} {DECORATED}")
-    symbols = [symbol for symbol in _symbols(names) if symbol.is_global()]
-    used = {symbol.get_name() for symbol in symbols if symbol.is_referenced()}
-    assigned = {symbol.get_name() for symbol in symbols if symbol.is_assigned()}
-    if missing := sorted(used - assigned - set(dir(builtins))):
+    return definition
+
+
+def _with_postponed(function: FunctionType, text: str, definition: ast.FunctionDef) -> str:
+    """Return the text with annotations of the signature as text: they may be of its module."""
+    if function.__code__.co_flags & __future__.annotations.compiler_flag:
+        return HEADER + text
+    lines = text.encode().split(b"\n")
+    arguments = [node for node in ast.walk(definition.args) if isinstance(node, ast.arg)]
+    written = filter(None, [definition.returns, *(node.annotation for node in arguments)])
+    for node in sorted(written, key=lambda node: (node.lineno, node.col_offset), reverse=True):
+        first = node.lineno - 1
+        last = cast("int", node.end_lineno) - 1
+        breaks = "\n" * (last - first)  # so that all lines keep their numbers
+        quoted = f"({ast.unparse(node)!r}{breaks})".encode()
+        changed = lines[first][: node.col_offset] + quoted + lines[last][node.end_col_offset :]
+        lines[first : last + 1] = changed.split(b"\n")
+    return b"\n".join(lines).decode()
+
+
+def _compiled(text: str) -> CodeType:
+    return compile(text, "script.py", "exec", dont_inherit=True)
+
+
+def _check_complete(name: str, text: str) -> None:
+    """Raise InputError for names of the function's module that the code would look up."""
+    steps = list(chain.from_iterable(map(dis.get_instructions, _codes(_compiled(text)))))
+    used = {step.argval for step in steps if step.opname in LOADS}
+    assigned = {step.argval for step in steps if step.opname in STORES}
+    if missing := sorted(used - assigned - {*dir(builtins), "__annotations__"}):
         raise InputError(
             f"{name} uses {', '.join(missing)} of its module, which is not packed: import or "
             "define it inside the function"
         )
 
 
-def _symbols(table: SymbolTable) -> Iterator[Symbol]:
-    """Yield the names in code and in all code that is defined in it."""
-    yield from table.get_symbols()
-    for child in table.get_children():
-        yield from _symbols(child)
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield code, and all code that is defined in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
 
 
 def _as_json(name: str, func_args: Mapping[str, Any]) -> str:

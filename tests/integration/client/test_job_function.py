@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import string
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -136,6 +137,45 @@ def test_annotations_of_a_signature_may_be_of_its_module(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr.decode()
 
 
+TYPED = """
+from pathlib import Path
+def work(where: Path, *others: Path, more: list[
+        Path  # ends here
+    ] = None, **rest: 'Path') -> dict[str,
+        Path]:
+    import sys
+    from dataclasses import dataclass, fields
+    from functools import singledispatch
+    @dataclass
+    class Options:
+        rate: float = 0.1
+    @singledispatch
+    def kind(x):
+        return "object"
+    @kind.register
+    def of_number(x: float) -> str:
+        return "number"
+    held: Path = where
+    frame = sys._getframe()
+    line = frame.f_lineno - frame.f_code.co_firstlineno
+    print([one.type for one in fields(Options)], kind(2.0), of_number.__annotations__, held, line)
+"""
+
+
+@pytest.mark.parametrize("above", ["", "from __future__ import annotations\n"])
+def test_annotations_mean_what_they_do_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], above: str
+) -> None:
+    module = imported(tmp_path, (above + TYPED).encode())
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclass looks there
+    func = module.work
+    func("x")
+    here = capsys.readouterr().out
+    assert ("<class 'float'>" in here) == (not above)
+    done = workers.run(specification(as_function(func, {"where": "x"})), tmp_path / "a")
+    assert (done.stdout.decode(), done.stderr.decode()) == (here, "")
+
+
 def around() -> Callable[..., Any]:
     outer = 1
 
@@ -170,6 +210,12 @@ def of_module() -> Any:
 def defaults(where: str = string.digits) -> None: ...
 
 
+def inner_type() -> None:
+    def inside(where: Path) -> None: ...
+
+    inside(Path())
+
+
 class Holder:
     def __call__(self) -> None: ...
 
@@ -184,6 +230,7 @@ class Holder:
         (of_module, "of_module uses Path, json of its module"),
         (plain, "plain uses json_of of its module"),
         (defaults, "defaults uses string of its module"),
+        (inner_type, "inner_type uses Path of its module"),
         (Holder(), "Holder is not a plain Python function"),
         (print, "print is not a plain Python function"),
     ],
