@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import click
 import yaml
 
+from kfp_ddp.core.packed import in_short
 from kfp_ddp.core.run_folder import LABELS_TO_CHECK
 from kfp_ddp.core.spreadsheet import Reader
 from kfp_ddp.core.text import bar, plural
@@ -201,6 +202,7 @@ def collect_results(output: Path, seconds: float) -> dict[str, Any]:
         "verdict": verdict["title"],
         "expectation": verdict["words"],
         "cause": verdict["causes"],
+        "warnings": evaluated["warnings"],
     }
     for name, (step, artifact) in pictures.items():
         target = output / f"{name}.html"
@@ -251,6 +253,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         "report": shown(summary["report"]),
         "labels": labels,
         "loss curve": shown(summary["loss_curve"]),
+        "warning": summary["warnings"],
     }
     return [f"  {name:<12}{value}" for name, value in lines.items() if value]
 
@@ -311,7 +314,7 @@ def run_and_print(run: Callable[[], tuple[Path, dict[str, Any]]], as_json: bool)
         return
     if "settings" in summary:  # nothing was trained
         text = yaml.safe_dump(summary["settings"], sort_keys=False, allow_unicode=True)
-        click.echo(text.rstrip())
+        click.echo(f"# the settings of this run, for -f FILE\n{in_short(text).rstrip()}")
         return
     if "accuracy" in summary:
         click.echo("\n" + "\n".join(summary_lines(summary)))

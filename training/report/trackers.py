@@ -217,17 +217,17 @@ class MlflowRun:
         return str(experiment.experiment_id)
 
 
-def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
-    """Add results of a later step to the MLflow run of a training; a failure is only a warning."""
+def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -> str:
+    """Add results of a later step to the MLflow run of a training; return a warning, '' if none."""
     folder = RunFolder(run_dir)
     settings = mapping_of(folder.config)
     known = TrainConfig.model_fields.keys() & settings.keys()  # an older run has retired ones
     try:
         config = TrainConfig.create(**{name: settings[name] for name in known})
     except InputError:
-        return
+        return ""
     if not config.mlflow_uri:
-        return
+        return ""
     try:
         from mlflow.entities import Metric, RunTag
 
@@ -240,7 +240,13 @@ def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -
             tags=[RunTag(name, value) for name, value in tags.items()],
         )
     except Exception as error:  # noqa: BLE001 - the result is valid without MLflow
-        log.warning(f"MLflow did not get these results: {error}")
+        warning = (
+            "MLflow did not get these results, and may lack events of the training "
+            f"({one_line(error)}): check mlflow_uri and its server; metrics.jsonl has all events"
+        )
+        log.warning(warning)
+        return warning
+    return ""
 
 
 def _numbers(fields: Mapping[str, Any]) -> dict[str, float]:
