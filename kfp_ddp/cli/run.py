@@ -201,6 +201,7 @@ def _run_on_kfp(connection: Connection, source: str, options: dict[str, Any]) ->
 
     from kfp_ddp.client.api import Client
     from kfp_ddp.client.run.follow import check_success, until_over
+    from kfp_ddp.core.packed import in_short
 
     as_json = options["as_json"]
     waits = options["follow"] or options["wait"]
@@ -209,7 +210,7 @@ def _run_on_kfp(connection: Connection, source: str, options: dict[str, Any]) ->
         request = client.plan(source, options["pipeline"], options["name"], inputs(options))
         if options["dry_run"]:
             preview = request.preview()
-            text = yaml.safe_dump(preview, sort_keys=False, allow_unicode=True)
+            text = in_short(yaml.safe_dump(preview, sort_keys=False, allow_unicode=True))
             show(as_json, preview, *text.splitlines())
             return
         run = client.send(request).info

@@ -2,10 +2,12 @@
 
 import base64
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import human
 
 PYTHON, WORD, ARCHIVE = (
     f"data:{kind};base64," for kind in ("text/x-python", "text/plain", "application/gzip")
@@ -16,6 +18,10 @@ _KINDS = {
     ARCHIVE: ("archive", "kfp_ddp.jobs.shipping.authoring.as_folder"),
 }
 """What the content is called, and the function for users that packs it."""
+_ITEM = re.compile(rf"(?m)^( *)(?:- )?(\w+): ['\"]?(?:{'|'.join(_KINDS)})([\w+/=]*)['\"]?$")
+"""A line of YAML with a packed file."""
+_FILE = re.compile(r"(?m)^ *model: (\S+\.py):")
+"""The file of the network, in YAML."""
 MOST_BYTES = 120_000
 """Bytes of a value in a pipeline: KFP hands a step all its inputs as one argument of 128 KiB."""
 
@@ -74,3 +80,16 @@ def describe(value: Any) -> Any:
         return value
     content = base64.b64decode(value.removeprefix(PYTHON))
     return f"a file of {len(content):,} bytes, sha256 {hashlib.sha256(content).hexdigest()[:12]}"
+
+
+def in_short(text: str) -> str:
+    """Return YAML for people: each packed file is a comment with its name, size and digest."""
+    names = {"model_code": next(iter(_FILE.findall(text)), "a file")}
+
+    def comment(item: re.Match[str]) -> str:
+        content = base64.b64decode(item[3])
+        digest = hashlib.sha256(content).hexdigest()[:12]
+        name = names.get(item[2], "a file")
+        return f"{item[1]}# {item[2]}: {name}, {human(len(content))}, sha256 {digest}"
+
+    return _ITEM.sub(comment, text)

@@ -13,7 +13,7 @@ from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import split as split_fields
 from kfp_ddp.core.step import Artifact, step, write_artifact
-from kfp_ddp.core.text import unexpanded
+from kfp_ddp.core.text import cell, unexpanded
 from kfp_ddp.datasets.access import using
 from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.bulk import Table, describe_drift
@@ -86,13 +86,14 @@ def run(
         tracked = [figure.name for figure in figures_for("mlflow")]
         metrics = {f"evaluation/{name}": getattr(result, name) for name in tracked}
         digests = {f"kfp_ddp.{name}": getattr(result, name) for name in DIGESTS}
-        trackers.note(folder.path, metrics, digests)
+        warning = trackers.note(folder.path, metrics, digests)
         evaluation = folder.to_uri(target / FILE)
     log_metrics(result, evaluation_metrics)
     write_artifact(evaluation_metrics, result.model_dump_json())
     log_charts(result, evaluated.roc, confusion_matrix)
     write_artifact(evaluation_report, evaluated.document)
-    write_artifact(evaluation_summary, markdown(result, evaluated.test))
+    summary = markdown(result, evaluated.test)
+    write_artifact(evaluation_summary, f"{summary}\n{cell(warning)}\n", warnings=warning)
     log.info(
         f"accuracy {result.accuracy:.4f} on {result.samples} samples in {result.seconds:.1f} s"
     )

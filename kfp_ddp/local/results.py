@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import click
 import yaml
 
+from kfp_ddp.core.packed import in_short
 from kfp_ddp.core.run_folder import LABELS_TO_CHECK
 from kfp_ddp.core.spreadsheet import Reader
 from kfp_ddp.core.text import bar, facts, plural
@@ -205,6 +206,7 @@ def collect_results(output: Path, seconds: float) -> dict[str, Any]:
         "verdict": verdict["title"],
         "expectation": verdict["words"],
         "cause": verdict["causes"],
+        "warnings": evaluated["warnings"],
     }
     for name, (step, artifact) in pictures.items():
         target = output / f"{name}.html"
@@ -289,6 +291,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         "sweep": shown(summary["sweep_report"]) if "sweep_report" in summary else "",
         "labels": labels,
         "loss curve": shown(summary["loss_curve"]),
+        "warning": summary["warnings"],
     }
     return facts(lines)
 
@@ -350,7 +353,7 @@ def run_and_print(run: Callable[[], tuple[Path, dict[str, Any]]], as_json: bool)
         return
     if "settings" in summary:  # nothing was trained
         text = yaml.safe_dump(summary["settings"], sort_keys=False, allow_unicode=True)
-        click.echo(text.rstrip())
+        click.echo(f"# the settings of this run, for -f FILE\n{in_short(text).rstrip()}")
         return
     for line in _sweep_lines(summary):
         click.echo(line)

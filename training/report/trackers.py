@@ -250,10 +250,10 @@ class MlflowRun:
         return str(experiment.experiment_id)
 
 
-def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
+def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -> str:
     """Add results of a later step to the run of KFP's step, else to that of the training.
 
-    A failure is only a warning.
+    Return a warning if that fails, '' otherwise.
     """
     folder = RunFolder(run_dir)
     settings = mapping_of(folder.config)
@@ -261,11 +261,11 @@ def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -
     try:
         config = TrainConfig.create(**{name: settings[name] for name in known})
     except InputError:
-        return
+        return ""
     config = config.model_copy(update={"output_dir": str(run_dir)})
     of_step = run_of_step(config.mlflow_uri)
     if not of_step and not _server_of(config):
-        return
+        return ""
     try:
         from mlflow.entities import Metric, RunTag
 
@@ -284,7 +284,13 @@ def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -
             tags=[RunTag(name, value) for name, value in tags.items()],
         )
     except Exception as error:  # noqa: BLE001 - the result is valid without MLflow
-        log.warning(f"MLflow did not get these results: {error}")
+        warning = (
+            "MLflow did not get these results, and may lack events of the training "
+            f"({one_line(error)}): check mlflow_uri and its server; metrics.jsonl has all events"
+        )
+        log.warning(warning)
+        return warning
+    return ""
 
 
 def _numbers(fields: Mapping[str, Any]) -> dict[str, float]:

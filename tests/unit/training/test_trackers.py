@@ -133,12 +133,13 @@ def test_steps_of_kfp_log_into_its_runs(
 
 def test_no_mlflow_fails_no_step(config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
     folder = RunFolder(config.output_dir)
-    trackers.note(folder.path, {"accuracy": 0.9}, {})
+    assert trackers.note(folder.path, {"accuracy": 0.9}, {}) == ""
     assert capsys.readouterr().out == ""
     down = config.model_copy(update={"mlflow_uri": f"http://127.0.0.1:{free_port()}"})
     folder.config.write_text(down.model_dump_json())
-    trackers.note(folder.path, {"accuracy": 0.9}, {})
-    assert "warning: MLflow did not get these results" in capsys.readouterr().out
+    warning = trackers.note(folder.path, {"accuracy": 0.9}, {})
+    assert "MLflow did not get these results" in warning
+    assert f"warning: {warning}\n" == capsys.readouterr().out
 
 
 class Away:
