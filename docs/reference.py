@@ -9,7 +9,8 @@ Tables in READMEs are generated from models of settings, components and commands
     <!-- graph: train_resnet -->                     and   <!-- /graph -->
 
 The names of torchvision's classifiers and weights are in a file, so that no torch is needed. All
-references to our images get the version of the package as tag.
+references to our images get the version of the package as tag. `docs.components` has the files
+components/*/component.yaml.
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from docs.components import component_files
 from kfp_ddp import __version__
 from kfp_ddp.core.settings import Settings
 from kfp_ddp.plan.form import choices, description
@@ -47,8 +49,8 @@ TYPES = {"String": "str", "Integer": "int", "Float": "float", "Boolean": "bool"}
 def main(arguments: list[str]) -> int:
     """Write stale files, or with --check only list them; return 1 if it found any."""
     check, stale = "--check" in arguments, False
-    for path, text in _documents():
-        if path.read_text() != text:
+    for path, text in (*_documents(), *component_files()):
+        if not path.exists() or path.read_text() != text:
             stale = True
             print(path.relative_to(ROOT), "is stale" if check else "is updated")
             if not check:

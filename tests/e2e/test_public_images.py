@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kfp import compiler, components, dsl, kubernetes
 from kubernetes import client
 
 from kfp_ddp.core.container_images import Images
@@ -100,6 +101,21 @@ def test_steps_take_the_source_and_their_packages(installed: Scene) -> None:
         return str(next(one["state"] for one in findings if one["what"] == "public images"))
 
     until(lambda: index_state() == "ok", "a pod that reached the index")
+
+
+def test_component_of_a_file_reads_the_source_itself(installed: Scene, tmp_path: Path) -> None:
+    """Compiled by KFP alone: nothing mounts the ConfigMap."""
+    gate = components.load_component_from_file(str(CHECKOUT / "components/gate/component.yaml"))
+
+    @dsl.pipeline(name="judged")
+    def judged(accuracy: float) -> None:
+        task = gate(accuracy=accuracy, rules={"min_accuracy": 0.5})
+        kubernetes.set_security_context(task, run_as_user=1000, run_as_non_root=True)
+
+    document = tmp_path / "judged.yaml"
+    compiler.Compiler().compile(judged, str(document))  # type: ignore[attr-defined]
+    run = installed.run(document, images=PUBLIC, accuracy=0.9).play()
+    assert run.succeeded, run.explain()
 
 
 @pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])

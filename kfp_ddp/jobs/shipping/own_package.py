@@ -22,7 +22,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.secrets import reason
 from kfp_ddp.jobs.shipping import worker_start
 from kfp_ddp.jobs.shipping.code import digest_of, tar_of
-from kfp_ddp.jobs.shipping.worker_start import ARCHIVE, FOLDER, IN_MAP
+from kfp_ddp.jobs.shipping.worker_start import ARCHIVE, FOLDER, IN_MAP, MOUNTED
 from kfp_ddp.k8s.api import Object
 
 USER = 1000
@@ -38,21 +38,44 @@ _LOCKS = (*KINDS, "uv")
 _LARGEST = 1 << 20
 """Bytes of a ConfigMap."""
 _DIGITS = 32
+API = "https://kubernetes.default.svc"
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Address of the API server in each pod, and folder of the token of its account."""
 MAPS = "kfp-ddp-source-"
 """Begin of the names of the ConfigMaps of all versions."""
 # KFP names the volume after the ConfigMap, and a volume's name has no dot.
 _PREFIX = f"{MAPS}{re.sub('[.+]', '-', kfp_ddp.__version__)}-"
-# Its arguments are the name of the ConfigMap, a lock, and the command. Argo holds it six times.
-_BEGIN = f"""import hashlib, importlib.util as u, os, sys
+# Their arguments are the name of the ConfigMap, a lock, and the command. Argo holds it six times.
+_HEAD = f"""import hashlib, importlib.util as u, os, sys
 _, n, _, *c = sys.argv[1:]
 if u.find_spec("kfp_ddp"):
   from kfp_ddp import __version__ as v
   if v != "{kfp_ddp.__version__}":
     sys.exit(f"error: this image has kfp_ddp {{v}}, not {kfp_ddp.__version__}: build it again")
   os.execvp(c[0], c)
-try:
-  with open("{FOLDER}/{START}", "rb") as f:
-    b = f.read()
+f = "{FOLDER}"
+"""
+# What no volume brings is read from the API server, by the account of the pod.
+_READ = f"""if not os.path.exists(f):
+  import base64, json, ssl, tempfile, urllib.request as r
+  try:
+    t, s = [open("{ACCOUNT}/" + k).read() for k in ("token", "namespace")]
+    x = ssl.create_default_context(cafile="{ACCOUNT}/ca.crt")
+    o = r.build_opener(r.ProxyHandler({{}}), r.HTTPSHandler(context=x))
+    a = f"{API}/api/v1/namespaces/{{s}}/configmaps/{{n}}"
+    m = json.load(o.open(r.Request(a, headers={{"Authorization": "Bearer " + t}}), timeout=60))
+  except OSError as e:
+    sys.exit(f"error: ConfigMap {{n}} cannot be read ({{e}}): run kfp-ddp install")
+  f = os.environ["{MOUNTED}"] = tempfile.mkdtemp(prefix="kfp-ddp-")
+  d = {{k: w.encode() for k, w in m["data"].items()}}
+  d.update({{k: base64.b64decode(w) for k, w in m["binaryData"].items()}})
+  for k, w in d.items():
+    with open(os.path.join(f, os.path.basename(k)), "wb") as g:
+      g.write(w)
+"""
+_TAIL = f"""try:
+  with open(f + "/{START}", "rb") as g:
+    b = g.read()
 except OSError:
   sys.exit(f"error: no kfp_ddp in this image, and no ConfigMap {{n}}: run kfp-ddp install")
 if hashlib.sha256(b).hexdigest()[:{_DIGITS}] != n[-{_DIGITS}:]:
@@ -85,7 +108,17 @@ def renamed(document: str, name: str) -> str:
 
 def started(command: Iterable[str], lock: str, name: str = "") -> list[str]:
     """Return the command of a pod, started from the ConfigMap where its image lacks kfp_ddp."""
-    return ["python3", "-c", _BEGIN, "source", name or map_name(), lock, *command]
+    program = _HEAD + _TAIL
+    return ["python3", "-c", program, "source", name or map_name(), lock, *command]
+
+
+def alone(command: Iterable[str], lock: str, name: str = "") -> list[str]:
+    """Return such a command for a pod to which nothing mounts the ConfigMap.
+
+    Its account needs the right to read ConfigMaps, which deploy/rbac grants.
+    """
+    program = _HEAD + _READ + _TAIL
+    return ["python3", "-c", program, "source", name or map_name(), lock, *command]
 
 
 def on_workers(fields: Mapping[str, Any], command: list[str], source: str = "") -> dict[str, Any]:

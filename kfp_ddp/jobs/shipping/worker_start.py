@@ -56,6 +56,8 @@ SAFE = {"UV_NO_CONFIG": "1", "UV_SYSTEM_CERTS": "1", "UV_PYTHON_DOWNLOADS": "nev
 SOURCE = ""
 """SHA-256 of the archive of the source, as the ConfigMap's copy of this program has it."""
 FOLDER = "/etc/kfp-ddp-src"
+MOUNTED = "KFP_DDP_MOUNTED"
+"""Variable with the folder of the ConfigMap's files, where that is another one."""
 ARCHIVE = "source.tar.xz"
 LARGEST = 1 << 26
 """Bytes of the source, and of memory to unpack it."""
@@ -95,7 +97,8 @@ def main(how: str, command: list[str]) -> None:
 
 def prepare_source(name: str, lock: str) -> str:
     """Return a new folder with the source of the ConfigMap `name`, and the packages of a lock."""
-    with open(os.path.join(FOLDER, ARCHIVE), "rb") as file:
+    mounted = os.environ.pop(MOUNTED, FOLDER)
+    with open(os.path.join(mounted, ARCHIVE), "rb") as file:
         content = unpacked(file.read())
     if hashlib.sha256(content).hexdigest() != SOURCE:
         raise StartError(f"ConfigMap {name} has another source than its name: run kfp-ddp install")
@@ -106,7 +109,7 @@ def prepare_source(name: str, lock: str) -> str:
     if importlib.util.find_spec("torch") is not None:
         lines = [line for line in lines if not WITH_TORCH.match(line)]
     for option in IN_MAP:
-        with open(os.path.join(FOLDER, option), encoding="utf-8") as file:
+        with open(os.path.join(mounted, option), encoding="utf-8") as file:
             if text := file.read().strip():
                 os.environ["PIP_" + option.upper().replace("-", "_")] = text
     install(lines, [], folder, _pins(code, "uv"))

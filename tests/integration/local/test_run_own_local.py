@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+from kfp import compiler, components, dsl
 
 from kfp_ddp.client.run.run_info import local_run
+from kfp_ddp.core.container_images import PUBLIC
 from kfp_ddp.pipelines.compiled import pipelines_of, write
+from kfp_ddp.pipelines.document import read
 from tests.commands import call, output
+from tests.conftest import CHECKOUT
 
 PROGRAM = """
 from kfp import dsl
@@ -107,6 +111,21 @@ def test_pipeline_with_a_loop_does_not_promise_to_resume() -> None:
     assert "ValueError: no disk" in str(failed.exception)
     assert list(Path("run-output/rounds").glob("work/run/task/checkpoints/step-*"))
     assert "resume" not in f"{failed.exception}{failed.output}"
+
+
+def test_component_of_a_file_is_compiled_by_kfp_alone_and_runs() -> None:
+    """As `load_component_from_url` gives it to an author without our package."""
+    gate = components.load_component_from_file(str(CHECKOUT / "components/gate/component.yaml"))
+
+    @dsl.pipeline(name="judged")
+    def judged(accuracy: float = 0.9) -> None:
+        gate(accuracy=accuracy, rules={"min_accuracy": 0.5})
+
+    compiler.Compiler().compile(judged, "judged.yaml")  # type: ignore[attr-defined]
+    assert read(Path("judged.yaml")).images() == [PUBLIC["launcher"]]
+    for accuracy, blessed in ((0.9, True), (0.4, False)):
+        shown = output("run", "judged.yaml", "--local", "--set", f"accuracy={accuracy}")
+        assert f"blessed {blessed}" in shown
 
 
 @pytest.mark.parametrize("name", LOOPED)

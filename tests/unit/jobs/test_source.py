@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -28,7 +29,8 @@ from kfp_ddp.jobs.shipping.code import tar_of
 from tests.cluster import FakeApi
 from tests.conftest import CHECKOUT
 from tests.package_index import digest, index, serve_uv, wheel
-from tests.serving import serving
+from tests.serving import Handler, serving
+from tests.tls import trusted
 
 TELL = """
 import importlib.metadata as m, kfp_ddp.where, kfpddp_one
@@ -169,6 +171,64 @@ def test_bare_image_starts_from_the_map_by_pip(pod: Pod) -> None:
     done = pod.start()
     assert done.stdout.splitlines()[-1:] == ["from the map one 1.0 pip"], done.stdout + done.stderr
     assert "there is no uv" in done.stderr
+
+
+class Maps(Handler):
+    """An API server with one ConfigMap, for those who have the token."""
+
+    def do_GET(self) -> None:
+        folder: Path = self.server.folder  # type: ignore[attr-defined]
+        begin = "/api/v1/namespaces/space/configmaps/kfp-ddp-source-"
+        allowed = self.headers["Authorization"] == "Bearer the-token"
+        packed = base64.b64encode((folder / worker_start.ARCHIVE).read_bytes()).decode()
+        names = (source.START, *worker_start.IN_MAP)
+        found = {
+            "data": {name: (folder / name).read_text() for name in names},
+            "binaryData": {worker_start.ARCHIVE: packed},
+        }
+        self.answer(200 if allowed and self.path.startswith(begin) else 403, found)
+
+
+@pytest.mark.parametrize(
+    ("token", "spoilt", "said"),
+    [
+        ("the-token", False, "from the map one 1.0 pip"),
+        ("another", False, "cannot be read (HTTP Error 403"),
+        ("the-token", True, "another source than its name"),
+    ],
+)
+def test_pod_without_a_volume_reads_the_map_itself(
+    pod: Pod, tmp_path: Path, token: str, spoilt: bool, said: str
+) -> None:
+    """By its account, and not through a proxy."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Maps)
+    server.folder = pod.folder  # type: ignore[attr-defined]
+    account = tmp_path / "account"
+    account.mkdir()
+    if spoilt:
+        with (pod.folder / source.START).open("a") as file:
+            file.write("# changed\n")
+    with trusted(tmp_path) as context, serving(server) as url:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        for name, text in (("token", token), ("namespace", "space")):
+            (account / name).write_text(text)
+        (account / "ca.crt").write_bytes((tmp_path / "peer.pem").read_bytes())
+        command = source.alone(["python3", "-c", TELL], "launcher", pod.name)
+        address = url.replace("http:", "https:")
+        for word, other in ((source.API, address), (source.ACCOUNT, str(account))):
+            command[2] = command[2].replace(word, other)
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={
+                "PATH": f"{sys.base_prefix}/bin:/usr/bin:/bin",
+                "HTTPS_PROXY": "http://127.0.0.1:1",
+            },
+            capture_output=True,
+            text=True,
+        )
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 PEP_668 = Path("/usr/lib/python3.11/EXTERNALLY-MANAGED")

@@ -1,5 +1,6 @@
 """The compiled pipelines: fresh, with short forms, the images of a registry, and their pods."""
 
+import importlib
 import json
 import shutil
 from collections.abc import Iterable
@@ -9,11 +10,15 @@ from typing import Any
 
 import pytest
 import yaml
+from kfp.components import load_component_from_file
 
+from kfp_ddp.core.container_images import PUBLIC
 from kfp_ddp.core.step import SECRET
 from kfp_ddp.jobs.identity import STEP
+from kfp_ddp.jobs.shipping.own_package import API
 from kfp_ddp.k8s import api
 from kfp_ddp.pipelines import NAMES, compiled
+from kfp_ddp.pipelines.document import read
 from kfp_ddp.plan.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, SYNC_REQUESTS
 from kfp_ddp.training.spec.recipes import RECIPES
 
@@ -45,6 +50,29 @@ def test_stale_missing_and_orphaned_are_listed(pipelines: dict[str, Any], commit
     path.rename(committed / "old.yaml")
     assert compiled.differences(pipelines, committed) == [f"{path}: missing"]
     assert compiled.orphans(committed) == [f"{committed / 'old.yaml'}: has no pipeline"]
+
+
+COMPONENTS = sorted(path.parent.name for path in REPOSITORY.glob("components/*/component.py"))
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_component_of_a_file_has_images_that_exist(name: str) -> None:
+    """And the inputs and outputs of the function; it reads the source itself."""
+    path = REPOSITORY / "components" / name / "component.yaml"
+    module = importlib.import_module(f"kfp_ddp.components.{name}.component")
+    ours = getattr(module, name).component_spec
+    theirs = load_component_from_file(str(path)).component_spec
+    assert theirs.inputs.keys() == ours.inputs.keys()
+    assert (theirs.outputs or {}).keys() == (ours.outputs or {}).keys()
+    optional = [name for name, one in ours.inputs.items() if one.optional]
+    assert [name for name in ours.inputs if theirs.inputs[name].optional] == optional
+    assert set(read(path).images()) <= {*PUBLIC.values()}
+    container = theirs.implementation.container
+    lock = "trainer" if "/trainer:" in ours.implementation.container.image else "launcher"
+    assert container.image == PUBLIC[lock]
+    assert container.command[5:] == [lock, *compiled.PROGRAM]
+    assert container.args[-1] == name
+    assert API in container.command[2]
 
 
 @pytest.mark.parametrize("name", NAMES)
