@@ -153,7 +153,8 @@ def _lines(
         lines.append(f"estimate: {choice.minutes:.0f} min of training, {cost}")
     if start.origin and not start:
         lines.append(start.origin)
-    lines += photographs.notes
+    if run.parameters.backend != "local":  # there the survey says so
+        lines += photographs.notes
     if seen and choice.warning:
         lines.append(f"warning: {choice.warning}")
     return lines

@@ -1,9 +1,11 @@
 """The trials of a sweep as its step records them, and their table in a terminal."""
 
 import contextlib
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -16,6 +18,8 @@ FILE = "trials.json"
 """In the folder of the step that trains the trials."""
 SHOWN = 20
 """Trials in the table; the report of the sweep has all."""
+T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""97.5 % points of Student's t for 1, 2, ... degrees of freedom, from its tables."""
 TITLES = f"  {'':>3}  {'accuracy':>8}  {'loss':>8}  {'epochs':>6}  settings"
 
 
@@ -80,6 +84,26 @@ def table(trials: Sequence[TrialRecord], width: int) -> Iterator[str]:
         yield from textwrap.wrap(
             trial.line(), width, subsequent_indent=indent, break_on_hyphens=False
         )
+    yield from _means_over_folds(trials)
+
+
+def _means_over_folds(trials: Sequence[TrialRecord]) -> Iterator[str]:
+    """Yield the mean accuracy of trials that differ in their fold alone, the best first.
+
+    The interval is Student's, of 95 %. Folds share images to train on, so it is approximate.
+    """
+    groups: dict[str, list[float]] = {}
+    for trial in trials:
+        if "fold" in trial.settings and trial.accuracy is not None:
+            others = {name: value for name, value in trial.settings.items() if name != "fold"}
+            words = ", ".join(f"{name}={setting_text(value)}" for name, value in others.items())
+            groups.setdefault(words, []).append(trial.accuracy)
+    several = {words: group for words, group in groups.items() if len(group) > 1}
+    for words, group in sorted(several.items(), key=lambda item: -fmean(item[1])):
+        mean = fmean(group)
+        reach = T95[min(len(group), len(T95)) - 2] * stdev(group) / math.sqrt(len(group))
+        interval = f"interval {max(0.0, mean - reach):.1%} to {min(1.0, mean + reach):.1%}"
+        yield f"  mean        {mean:.1%} of {len(group)} folds, {interval}  {words}".rstrip()
 
 
 def _figure(value: float | None, form: str) -> str:

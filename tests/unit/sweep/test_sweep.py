@@ -15,7 +15,7 @@ from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.text import yaml_of
 from kfp_ddp.plan.sweep import Sweep, examples_of
 from kfp_ddp.runs.train.engine import figures_of
-from kfp_ddp.runs.trials import read_trials, table
+from kfp_ddp.runs.trials import TrialRecord, read_trials, table
 from kfp_ddp.sweep.leaderboard import Leaderboard, read
 from kfp_ddp.sweep.study import Result, Study, Trial, search
 from kfp_ddp.training.spec.config import TrainConfig
@@ -259,6 +259,22 @@ def test_trials_are_recorded_and_fit_a_terminal(tmp_path: Path) -> None:
     assert len(list(table(many, 80))) == 22
     (tmp_path / "run" / "tune" / "trials.json").write_text('{"trials": [{"rank": "x"}]}')
     assert list(table(read_trials(tmp_path / "run"), 80)) == []
+
+
+def test_folds_have_a_mean_for_each_setting() -> None:
+    accuracies = {0.1: (0.8, 0.9, 0.85), 0.4: (0.7, 0.9, None), 0.8: (0.6, None, None)}
+    trials = [
+        TrialRecord(task="t", settings={"learning_rate": rate, "fold": f"{n}/3"}, accuracy=value)
+        for rate, values in accuracies.items()
+        for n, value in enumerate(values, 1)
+    ]
+    lines = [line.split() for line in table(trials, 80)][11:]
+    # scipy.stats.ttest_1samp([0.8, 0.9, 0.85], 0).confidence_interval(): 0.7258 to 0.9742
+    first = "mean 85.0% of 3 folds, interval 72.6% to 97.4% learning_rate=0.1"
+    assert lines == [
+        first.split(),
+        ["mean", "80.0%", "of", "2", "folds,", "interval", "0.0%", "to", "100.0%", "learning_rate=0.4"],
+    ]
 
 
 @pytest.mark.parametrize(
