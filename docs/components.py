@@ -12,12 +12,10 @@ from kfp_ddp.core.container_images import Images
 from kfp_ddp.jobs.shipping.own_package import alone
 from kfp_ddp.pipelines.compiled import PROGRAM
 
-FOLDER = Path(__file__).parents[1] / "components"
 
-
-def component_files() -> Iterator[tuple[Path, str]]:
-    """Yield the path and the text of each."""
-    for path in sorted(FOLDER.glob("*/component.py")):
+def component_files(root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the path and the text of each of a checkout."""
+    for path in sorted(root.glob("components/*/component.py")):
         name = path.parent.name
         yield path.with_name("component.yaml"), component_file(name)
 

@@ -49,7 +49,7 @@ TYPES = {"String": "str", "Integer": "int", "Float": "float", "Boolean": "bool"}
 def main(arguments: list[str]) -> int:
     """Write stale files, or with --check only list them; return 1 if it found any."""
     check, stale = "--check" in arguments, False
-    for path, text in (*_documents(), *component_files()):
+    for path, text in (*_documents(), *component_files(ROOT)):
         if not path.exists() or path.read_text() != text:
             stale = True
             print(path.relative_to(ROOT), "is stale" if check else "is updated")

@@ -176,7 +176,7 @@ def _install(
     api: Api, target: Installation, chown: str, *, dry_run: bool, quiet: bool
 ) -> list[Done]:
     """Create the objects, print the results, and wait until new volumes are writable."""
-    installer.check(api, target)
+    manifests.check(api, target)
     objects = manifests.manifests(target)
     if installer.lacks_limits(api):
         objects.append(manifests.limits(target))

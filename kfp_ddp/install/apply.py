@@ -8,18 +8,16 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from kfp_ddp.checks.access import QUOTAS
-from kfp_ddp.checks.claims import is_default
 from kfp_ddp.checks.finding import items
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.polling import poll
-from kfp_ddp.core.settings import hint
 from kfp_ddp.core.text import one_line
-from kfp_ddp.install.manifests import CLUSTER_KINDS, Installation, check_options
+from kfp_ddp.install.manifests import CLUSTER_KINDS
 from kfp_ddp.jobs.shipping.own_package import has_source
 from kfp_ddp.k8s.api import Api, ApiError, Object, Refused
 from kfp_ddp.k8s.objects import condition
 from kfp_ddp.k8s.pods import waiting_reason
-from kfp_ddp.k8s.resource import NAMESPACES, PODS, STORAGE_CLASSES, Resource
+from kfp_ddp.k8s.resource import PODS, Resource
 
 State = Literal["made", "changed", "unchanged", "left", "refused", "deleted"]
 DRY_RUN = {"dryRun": "All"}
@@ -27,11 +25,6 @@ PARTS = ("rules", "roleRef", "subjects", "spec", "data", "binaryData")
 """Parts of an object that are compared and changed."""
 IMMUTABLE = ("PersistentVolumeClaim", "Job")
 """Kinds of which an existing object is not changed."""
-# Drivers whose volumes only one node can mount, in any access mode.
-SINGLE_NODE_DRIVERS = (
-    *("pd.csi.storage.gke.io", "ebs.csi.aws.com", "disk.csi.azure.com", "kubernetes.io/gce-pd"),
-    *("rancher.io/local-path", "kubernetes.io/aws-ebs", "kubernetes.io/azure-disk"),
-)
 QUOTA_RESOURCES = tuple(
     f"{part}{name}" for part in ("", "requests.", "limits.") for name in ("cpu", "memory")
 )
@@ -44,50 +37,6 @@ class Done(NamedTuple):
     name: str
     state: State
     message: str = ""
-
-
-def check(api: Api, target: Installation) -> None:
-    """Raise InputError if an option is invalid, or namespace or storage class does not exist."""
-    check_options(target)
-    try:
-        namespace = api.get(NAMESPACES, target.namespace)
-    except ApiError as error:
-        # Without the right to read it, it may exist.
-        if error.status != 403:
-            raise
-    else:
-        if namespace is None:
-            raise _no_namespace(api, target.namespace)
-    classes = items(api, STORAGE_CLASSES) if target.claims else None
-    if classes is not None:
-        _check_class(target, classes)
-
-
-def _no_namespace(api: Api, name: str) -> InputError:
-    names = [item["metadata"]["name"] for item in items(api, NAMESPACES) or ()]
-    near = hint(name, names) or "; create it, or give another by -n"
-    return InputError(f"namespace {name} does not exist{near}")
-
-
-def _check_class(target: Installation, classes: Sequence[Object]) -> None:
-    """Raise InputError for a storage class that does not exist, or not for many nodes."""
-    known = {item["metadata"]["name"]: item for item in classes}
-    defaults = [name for name, item in known.items() if is_default(item)]
-    name = target.storage_class
-    if not name and defaults:
-        name = defaults[0]
-    listed = ", ".join(known) or "none: install a CSI driver"
-    if not name:
-        raise InputError(f"no storage class is the default; give --storage-class, one of {listed}")
-    if name not in known:
-        near = hint(name, [*known]) or f"; it is one of {listed}"
-        raise InputError(f"storage class {name} does not exist{near}")
-    driver = known[name].get("provisioner")
-    if target.access_mode == "ReadWriteMany" and driver in SINGLE_NODE_DRIVERS:
-        raise InputError(
-            f"storage class {name} ({driver}) creates volumes for one node only; give a class of "
-            "NFS, Filestore, EFS or CephFS, or --access-mode ReadWriteOnce for runs on one node"
-        )
 
 
 def apply(api: Api, objects: Sequence[Object], *, dry_run: bool = False) -> list[Done]:

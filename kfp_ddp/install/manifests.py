@@ -1,24 +1,32 @@
 """The objects of an installation, as deploy/ has them, for a namespace and its options."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kfp_ddp.checks.finding import Requirements
+from kfp_ddp.checks.claims import is_default
+from kfp_ddp.checks.finding import Requirements, items
 from kfp_ddp.core.config import setting
 from kfp_ddp.core.container_images import check_image
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.settings import hint
 from kfp_ddp.jobs.shipping.own_package import config_map, map_name
-from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.names import DESCRIPTIONS, NAME, NAMESPACE, SIZE
+from kfp_ddp.k8s.resource import NAMESPACES, STORAGE_CLASSES
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 CLUSTER_KINDS = ("ClusterRole", "ClusterRoleBinding")
 PART_OF = {"app.kubernetes.io/part-of": "kfp-ddp"}
 OWNERS = {"root": "chown.yaml", "group": "fsgroup.yaml"}
 """The job that makes new volumes writable: as root, or by the group of its pod."""
+# Drivers whose volumes only one node can mount, in any access mode.
+SINGLE_NODE_DRIVERS = (
+    *("pd.csi.storage.gke.io", "ebs.csi.aws.com", "disk.csi.azure.com", "kubernetes.io/gce-pd"),
+    *("rancher.io/local-path", "kubernetes.io/aws-ebs", "kubernetes.io/azure-disk"),
+)
 FORMS = {
     "namespace": NAMESPACE,
     "storage_class": NAME,
@@ -77,6 +85,50 @@ def check_options(target: Installation) -> None:
                 f"{option} {given} cannot be used: it should be {DESCRIPTIONS[pattern]}"
             )
     check_image("--image", target.image)
+
+
+def check(api: Api, target: Installation) -> None:
+    """Raise InputError if an option is invalid, or namespace or storage class does not exist."""
+    check_options(target)
+    try:
+        namespace = api.get(NAMESPACES, target.namespace)
+    except ApiError as error:
+        # Without the right to read it, it may exist.
+        if error.status != 403:
+            raise
+    else:
+        if namespace is None:
+            raise _no_namespace(api, target.namespace)
+    classes = items(api, STORAGE_CLASSES) if target.claims else None
+    if classes is not None:
+        _check_class(target, classes)
+
+
+def _no_namespace(api: Api, name: str) -> InputError:
+    names = [item["metadata"]["name"] for item in items(api, NAMESPACES) or ()]
+    near = hint(name, names) or "; create it, or give another by -n"
+    return InputError(f"namespace {name} does not exist{near}")
+
+
+def _check_class(target: Installation, classes: Sequence[Object]) -> None:
+    """Raise InputError for a storage class that does not exist, or not for many nodes."""
+    known = {item["metadata"]["name"]: item for item in classes}
+    defaults = [name for name, item in known.items() if is_default(item)]
+    name = target.storage_class
+    if not name and defaults:
+        name = defaults[0]
+    listed = ", ".join(known) or "none: install a CSI driver"
+    if not name:
+        raise InputError(f"no storage class is the default; give --storage-class, one of {listed}")
+    if name not in known:
+        near = hint(name, [*known]) or f"; it is one of {listed}"
+        raise InputError(f"storage class {name} does not exist{near}")
+    driver = known[name].get("provisioner")
+    if target.access_mode == "ReadWriteMany" and driver in SINGLE_NODE_DRIVERS:
+        raise InputError(
+            f"storage class {name} ({driver}) creates volumes for one node only; give a class of "
+            "NFS, Filestore, EFS or CephFS, or --access-mode ReadWriteOnce for runs on one node"
+        )
 
 
 def manifests(target: Installation) -> list[Object]:
@@ -169,6 +221,15 @@ def index(target: Installation) -> Object:
     for variable in container["env"]:
         variable["valueFrom"]["configMapKeyRef"]["name"] = map_name()
     return into(job, target.namespace)
+
+
+def every_object(target: Installation) -> Iterator[Object]:
+    """Yield what an installation may have made, a binding before its role, without the source."""
+    yield from reversed(manifests(target))
+    yield limits(target)
+    yield index(target)
+    for how in OWNERS:
+        yield owner(target, how)
 
 
 def into(document: Object, namespace: str) -> Object:

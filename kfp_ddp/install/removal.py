@@ -4,15 +4,7 @@ from collections.abc import Iterator
 
 from kfp_ddp.core.text import one_line
 from kfp_ddp.install.apply import DRY_RUN, Done, resource_of
-from kfp_ddp.install.manifests import (
-    OWNERS,
-    PART_OF,
-    Installation,
-    index,
-    limits,
-    manifests,
-    owner,
-)
+from kfp_ddp.install.manifests import PART_OF, Installation, every_object
 from kfp_ddp.jobs.shipping.own_package import MAPS
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.resource import CONFIG_MAPS, Resource
@@ -27,18 +19,9 @@ def remove(api: Api, target: Installation, *, dry_run: bool = False) -> list[Don
 
 
 def _existing(api: Api, target: Installation) -> Iterator[Object]:
-    for one in _candidates(api, target):
+    for one in every_object(target):
         if existing := api.get(resource_of(one), one["metadata"]["name"]):
             yield {**one, **existing}
-
-
-def _candidates(api: Api, target: Installation) -> Iterator[Object]:
-    """Yield what may have been made, a binding before its role."""
-    yield from reversed(manifests(target))
-    yield limits(target)
-    yield index(target)
-    for how in OWNERS:
-        yield owner(target, how)
     for found in api.list_objects(CONFIG_MAPS, {"labelSelector": OURS}):
         if found["metadata"]["name"].startswith(MAPS):
             yield {"apiVersion": "v1", "kind": "ConfigMap", **found}

@@ -12,11 +12,12 @@ from kfp_ddp import __version__
 from kfp_ddp.checks.claims import unfinished_owner
 from kfp_ddp.core.container_images import PUBLIC
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.install.apply import apply, check, replace, resource_of, wait
+from kfp_ddp.install.apply import apply, replace, resource_of, wait
 from kfp_ddp.install.manifests import (
     OWNERS,
     PART_OF,
     Installation,
+    check,
     index,
     into,
     limits,
@@ -268,9 +269,8 @@ def test_uninstall_removes_what_install_made_and_older_sources() -> None:
     assert set(removed(api).values()) == {"deleted"}
     assert set(api.deleted()) == made - claims
     assert len(claims) == 2
-    assert removed(api, data_claim="kfp-ddp-data").keys() == {
-        ("PersistentVolumeClaim", "kfp-ddp-data")
-    }
+    named = removed(api, data_claim="kfp-ddp-data")
+    assert {name for kind, name in named if kind == "PersistentVolumeClaim"} == {"kfp-ddp-data"}
 
 
 def test_uninstall_leaves_what_others_made_or_use() -> None:
