@@ -3,11 +3,14 @@
 import codecs
 import csv
 import io
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.folders import path_of
 from kfp_ddp.core.spreadsheet import unguarded
 from kfp_ddp.core.text import from_json
 
@@ -17,6 +20,10 @@ _SEPARATORS = ",;\t|"
 _SAMPLE = 1 << 16
 _SHORT = 16
 """Length of cells that are stored once: classes, splits, 0 and 1."""
+
+
+_NOWHERE = ("\0",)
+"""No table has this character."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +41,13 @@ class Labels:
     """Line number of the first cells; 0 for the keys of JSON lines."""
 
     @classmethod
-    def parse(cls, name: str, data: bytes, chosen: tuple[str, ...] = ()) -> "Labels":
-        """Parse CSV, text in columns or JSON lines; raise InputError if invalid."""
+    def parse(
+        cls, name: str, data: bytes, chosen: tuple[str, ...] = (), roots: Iterable[str] = _NOWHERE
+    ) -> "Labels":
+        """Parse CSV, text in columns or JSON lines; raise InputError if invalid.
+
+        `roots` are addresses of the dataset, as of `roots_of`: a path below one of them is a name.
+        """
         text = _text_of(name, data)
         json_lines = name.lower().endswith((".jsonl", ".ndjson", ".json"))
         separator = re.match(r"sep=(.)\r?\n", text)  # Excel writes and reads this line
@@ -50,7 +62,7 @@ class Labels:
                 rows = _lines(text[separator.end() :], separator[1])
             else:
                 rows = _lines(text)
-            columns = _by_column(rows)
+            columns = _by_column(rows, roots)
         except (csv.Error, ValueError, RecursionError) as error:
             raise InputError(f"{name} cannot be read ({error}): correct it") from None
         if not any(map(any, columns)):
@@ -72,7 +84,15 @@ def _text_of(name: str, data: bytes) -> str:
     return text
 
 
-def labels_of(setting: str, read: Callable[[str], bytes]) -> tuple[Labels, ...]:
+def roots_of(*addresses: str) -> tuple[str, ...]:
+    """Return the addresses of a dataset as absolute paths below it begin, links resolved too."""
+    paths = tuple(path_of(address).rstrip("/") for address in addresses)
+    return (*paths, *map(os.path.realpath, paths))
+
+
+def labels_of(
+    setting: str, read: Callable[[str], bytes], roots: Iterable[str] = _NOWHERE
+) -> tuple[Labels, ...]:
     """Read the tables of a setting, `NAME[,NAME…][#PATH,LABEL[,SPLIT]]`; raise InputError."""
     names, _, columns = setting.partition("#")
     chosen: tuple[str, ...] = ()
@@ -82,11 +102,18 @@ def labels_of(setting: str, read: Callable[[str], bytes]) -> tuple[Labels, ...]:
         names = setting  # a # in the name of a file
     if len(chosen) > 3:
         raise InputError(f"labels={setting} names {len(chosen)} columns: name path, label, split")
-    files = filter(None, map(str.strip, names.split(",")))
-    return tuple(Labels.parse(name, read(name), chosen) for name in files)
+    inside = partial(_inside(roots).sub, "")
+    files = filter(None, map(inside, map(str.strip, names.split(","))))
+    return tuple(Labels.parse(name, read(name), chosen, roots) for name in files)
 
 
-def _by_column(rows: Iterator[list[str]]) -> tuple[list[str], ...]:
+def _inside(roots: Iterable[str]) -> re.Pattern[str]:
+    """Return the pattern of what to remove from an absolute path below a dataset."""
+    return re.compile(rf"\A(?:{'|'.join(map(re.escape, roots))})/+")
+
+
+def _by_column(rows: Iterator[list[str]], roots: Iterable[str]) -> tuple[list[str], ...]:
+    inside = _inside(roots)
     columns: list[list[str]] = []
     shared: dict[str, str] = {}
     for count, row in enumerate(rows):
@@ -94,7 +121,7 @@ def _by_column(rows: Iterator[list[str]]) -> tuple[list[str], ...]:
         columns += ([""] * count for _ in range(len(row) - len(columns)))
         row += [""] * (len(columns) - len(row))
         for column, cell in zip(columns, row, strict=True):
-            text = unguarded(cell.strip())
+            text = inside.sub("", unguarded(cell.strip()))
             if len(text) < _SHORT:
                 text = shared.setdefault(text, text)
             column.append(text)
