@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, get_origin
 
 import kfp_ddp
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.folders import place_of
 from kfp_ddp.core.settings import Settings, hint, rename
 from kfp_ddp.core.text import yaml_of
 from kfp_ddp.evaluation.request import PredictionRequest
@@ -17,7 +18,7 @@ from kfp_ddp.jobs.launch_spec import JOB_INTERNAL
 from kfp_ddp.models.weights_download import is_path
 from kfp_ddp.pipelines.document import Document, defaults_of, text_of
 from kfp_ddp.pipelines.document import read as read_document
-from kfp_ddp.plan.form import MODELS, SUBJECTS
+from kfp_ddp.plan.form import LAST, MODELS, SUBJECTS
 from kfp_ddp.plan.settings import Run, parse
 from kfp_ddp.training.spec import model_file
 
@@ -35,6 +36,20 @@ KINDS: dict[str, tuple[type, str]] = {
 
 _WRITTEN: dict[type, tuple[type, ...]] = {float: (int, str), int: (str,)}
 """Types of values that may be written for a number."""
+_NO_PATH = "(?!)"
+FILES = {
+    "exclude": r"(?<=^@).+",
+    "model": r"^.+\.py(?=:|$)",
+    "pretrained": r"^(?!(auto|true|false)$).+",
+    "script": r"^.+\.py$",
+}
+"""Settings with a file of this machine that is read for each run: where in the value it is."""
+PLACES = {
+    **dict.fromkeys(("source", "destination", "checkpoint", "bundle", "table", "work"), "^.+"),
+    "champion": f"^(?!{LAST}$).+",
+    **dict.fromkeys(("labels", "tags"), "^[~/].*"),
+}
+"""Likewise settings that a run on a cluster opens there; other labels and tags are in the data."""
 Word = str | tuple[str, Any]
 """A setting: the text key=value, or a key and its value."""
 
@@ -54,25 +69,42 @@ class Form:
         self.parameters = pipeline.parameters
         self.subjects: dict[str, tuple[type[Settings], ...]] = {}
         self._models: tuple[type[Settings], ...] = ()
+        self._files: Mapping[str, str] = {}
+        self._places: Mapping[str, str] = {}
         # Parameters of other pipelines may have the same names.
         ours = any("kfp_ddp." in program for program in pipeline.programs().values())
         if ours:
             mappings = [name for name in SUBJECTS if self._is(name, "STRUCT")]
             self.subjects = {name: SUBJECTS[name] for name in mappings}
             self._models = MODELS
+            self._files = FILES
+            self._places = PLACES
 
     def read(
-        self, file: Path | None, words: Iterable[Word], old: Mapping[str, Any] | None = None
+        self,
+        file: Path | None,
+        words: Iterable[Word],
+        old: Mapping[str, Any] | None = None,
+        local: bool = False,
     ) -> dict[str, Any]:
         """Return arguments of a YAML file, overridden by words; raise InputError.
+
+        A path in the file is relative to it; those of a run on a cluster, which is not `local`, are
+        left as they are, if nothing of this machine is read there.
 
         A key is a parameter of the pipeline, or a setting of one of its mappings: epochs, or
         training.cache_gb, or cache_gb if only one mapping has it. Such a setting is added to the
         mapping of the arguments `old`, or to the default. A mapping replaces it, as in KFP's API.
         """
-        settings = _read_file(file, json_numbers=not self.subjects) if file else []
+        paths = {**self._files, **self._places} if local else self._files
+        settings = []
+        if file:
+            base = str(file.parent.absolute())
+            for name, value in _read_file(file, json_numbers=not self.subjects):
+                settings.append((name, _located(value, name, paths, base)))
         for word in words:
-            settings.append(self._parse_word(word) if isinstance(word, str) else word)
+            name, value = self._parse_word(word) if isinstance(word, str) else word
+            settings.append((name, _located(value, name, paths, "")))
         arguments = self.check(settings)
         if "training" in self.subjects:
             arguments = _with_file_contents(arguments)
@@ -94,6 +126,17 @@ class Form:
             else:
                 self._set(arguments, self._resolve(name), value)
         return arguments
+
+    def check_places(self, arguments: Mapping[str, Any]) -> None:
+        """Raise InputError for a path of this machine, which a cluster has not."""
+        given = {**arguments.get("training", {}), **arguments.get("gate", {}), **arguments}
+        for name, path in self._places.items():
+            text = "".join(re.findall(path, str(given.get(name, ""))))
+            if place_of(text.removeprefix("file://")):
+                raise InputError(
+                    f"{name}={text!r} is a path of this machine, which a cluster cannot read: "
+                    "give the address of a bucket, or run here with --local"
+                )
 
     def check_complete(self, arguments: Mapping[str, Any]) -> None:
         """Raise InputError for a missing argument."""
@@ -281,6 +324,18 @@ def _with_file_contents(arguments: dict[str, Any]) -> dict[str, Any]:
         if is_path(pretrained) and Path(pretrained).exists():
             place["pretrained"] = str(Path(pretrained).resolve())
     return arguments
+
+
+def _located(value: Any, name: str, paths: Mapping[str, str], base: str) -> Any:
+    """Return the value of a setting, with its paths of this machine as `place_of` finds them."""
+    if isinstance(value, dict):
+        return {inner: _located(one, inner, paths, base) for inner, one in value.items()}
+    if isinstance(value, list):
+        return [_located(one, name, paths, base) for one in value]
+    if not isinstance(value, str):
+        return value
+    path = paths.get(name.rpartition(".")[2], _NO_PATH)
+    return re.sub(path, lambda found: place_of(found[0], base) or found[0], value)
 
 
 def _some(values: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from kfp_ddp.cli.options import added, echo, field_option
+from kfp_ddp.core.folders import with_home
 from kfp_ddp.datasets.options import SyncOptions, expanded
 
 SHORT = {"dry_run": ["-n"], "concurrency": ["-j"]}
@@ -31,6 +32,7 @@ def command(source: str, folder: Path, quiet: bool, **options: Any) -> None:
     from kfp_ddp.datasets.sync import sync
     from kfp_ddp.storage.address import check_address
 
+    source = with_home(source)
     check_address("source", source)
     checked = SyncOptions(**{**options, "exclude": expanded(options["exclude"])})
     with SyncProgress(sys.stderr, quiet=quiet) as progress:

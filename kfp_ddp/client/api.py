@@ -23,6 +23,7 @@ from kfp_ddp.core import config
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.container_images import SETTINGS, Images
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.folders import with_home
 from kfp_ddp.core.machine import require
 from kfp_ddp.core.secrets import check_secrets
 from kfp_ddp.pipelines.document import Document, is_file, program_of, read
@@ -122,7 +123,7 @@ class Client:
         from kfp_ddp.local import runs
 
         words = [*settings.items()]
-        target = Path(output) if output else None
+        target = Path(with_home(str(output))) if output else None
         command = runs.Command(str(source), target, words, fresh=fresh, replace=replace)
         folder, summary = runs.execute(command, str(pipeline), ranks)
         return Run(self, local_run(folder), summary)
@@ -154,7 +155,7 @@ class Client:
             require("local")
             from kfp_ddp.local import runs
 
-            target = Path(output) if output else None
+            target = Path(with_home(str(output))) if output else None
             command = runs.Command("", target, [("backend", kind)], fresh=True)
             folder, summary = runs.run(file, command)
             return Run(self, local_run(folder), summary)

@@ -9,6 +9,7 @@ from typing import Any
 
 from kfp_ddp.client.kfp.login import check_private
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.folders import with_home
 from kfp_ddp.core.settings import hint, mapping_in
 from kfp_ddp.datasets.volume.cluster import CLAIMS
 from kfp_ddp.datasets.volume.publish import collect
@@ -59,7 +60,7 @@ def open_models(destination: str) -> Store:
             "no destination is set: give --destination gs://bucket/models, or set it by "
             "KFP_DDP_DESTINATION or in ~/.config/kfp-ddp/config.yaml"
         )
-    where = open_store(destination)
+    where = open_store(with_home(destination))
     if isinstance(where, Folder) and not where.root.is_dir():
         raise InputError(f"folder {where.root} not found: correct --destination")
     return where

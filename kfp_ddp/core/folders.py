@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import re
 import stat
 from pathlib import Path
 from urllib.parse import unquote
@@ -108,6 +109,24 @@ def path_of(uri: str) -> str:
         host = host.rpartition("@")[2]
         raise InputError(f"file://{host} is not a file URI: write file:///folder, three slashes")
     return unquote(slash + below)
+
+
+def with_home(text: str) -> str:
+    """Return a path that a user wrote, with the home for ~ alone: ~x may be a folder."""
+    home = os.path.expanduser("~")
+    return re.sub(r"^~(?=/|$)", lambda _: home, text)
+
+
+def place_of(text: str, base: str = "") -> str:
+    """Return where a user's path is on this machine: ~ is the home, others are in a folder `base`.
+
+    '' for an address, and for a word that names nothing there.
+    """
+    path = with_home(text)
+    if base:
+        path = os.path.normpath(os.path.join(base, path))
+    is_path = text.startswith((".", "~")) or os.path.exists(path)
+    return path if is_path else ""
 
 
 def is_remote(folder: str) -> bool:

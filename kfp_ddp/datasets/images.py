@@ -11,13 +11,13 @@ from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import human, printable
 from kfp_ddp.datasets.context import Context
 from kfp_ddp.datasets.names import apply, without_markers
-from kfp_ddp.datasets.options import SyncOptions
+from kfp_ddp.datasets.options import SyncOptions, below
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
 from kfp_ddp.pictures.layout import Layout, LayoutRule, lay_out
 from kfp_ddp.pictures.sides import SIDES, TRAIN, likely_tables
 from kfp_ddp.pictures.splits import splits_of
-from kfp_ddp.pictures.tables import LARGEST, Labels, labels_of
+from kfp_ddp.pictures.tables import LARGEST, Labels, labels_of, roots_of
 from kfp_ddp.storage.kinds import open_source
 from kfp_ddp.storage.listing import Filter, Listing
 from kfp_ddp.storage.source import Retry, SourceOptions
@@ -53,7 +53,11 @@ def check(
 ) -> DatasetImages:
     """Check the listed images before any download; warn of those that changed their split."""
     try:
-        tables = labels_of(rule.labels, lambda name: _table(context, name, listing))
+        tables = labels_of(
+            rule.labels,
+            lambda name: _table(context, name, listing),
+            roots_of(context.source.url),
+        )
         images = look_at(listing, rule, tables)
         if before is not None and images.layout.by_name:
             moved = tuple(_moved(images.layout, before, rule))
@@ -108,6 +112,7 @@ def _contents(context: Context, listing: Listing) -> list[bytes]:
 
 def sample(source_url: str, options: SyncOptions, rule: LayoutRule) -> tuple[Layout, list[bytes]]:
     """List a source; return the layout of its images, and the content of some for training."""
+    options = replace(options, exclude=below(source_url, options.exclude))
     select = Filter(options.include, options.exclude)
     limits = SourceOptions(options.timeout, options.symlinks, select=select)
     context = Context(open_source(source_url, limits), options, Retry(), lambda *_: None)

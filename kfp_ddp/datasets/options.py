@@ -99,6 +99,12 @@ def glob_of(name: str) -> str:
     return "/" + re.sub(r"([*?]|(?<=\\)\s|\s(?=\s*\Z))", r"\\\1", name)
 
 
+def below(source: str, globs: Iterable[str]) -> tuple[str, ...]:
+    """Return globs with absolute paths below a source as names in it."""
+    start = glob_of(canonical(source))
+    return tuple(glob.removeprefix(start).removeprefix(start[1:]) for glob in globs)
+
+
 def expanded(globs: Iterable[str]) -> tuple[str, ...]:
     """Return globs with the names of a table in place of `@FILE.csv`; raise InputError."""
     names = (_names(glob[1:]) if _TABLE.fullmatch(glob) else [glob] for glob in globs)

@@ -12,7 +12,7 @@ from kfp_ddp.datasets import checks, names
 from kfp_ddp.datasets.build import build, changes, confirm, repair, stage_of
 from kfp_ddp.datasets.context import Context, Watch
 from kfp_ddp.datasets.disk import locked, versions_lock, writing
-from kfp_ddp.datasets.options import SyncOptions, canonical, dataset_name
+from kfp_ddp.datasets.options import SyncOptions, below, canonical, dataset_name
 from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.versions import DatasetVersions, collect
 from kfp_ddp.storage import manifest
@@ -39,6 +39,7 @@ def sync(
 ) -> Result:
     """Make the target folder equal to the source; raise InputError before a byte is written."""
     began = time.monotonic()
+    options = replace(options, exclude=below(source_url, options.exclude))
     new = not options.dry_run and not os.path.exists(target / ".kfsync")
     source = open_source(
         source_url,

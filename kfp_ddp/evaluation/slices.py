@@ -10,7 +10,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import is_relative
 from kfp_ddp.models.evaluation import Slice, reason, slice_of
 from kfp_ddp.pictures import shards
-from kfp_ddp.pictures.tables import LARGEST, Labels
+from kfp_ddp.pictures.tables import LARGEST, Labels, roots_of
 from kfp_ddp.storage.kinds import open_store
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ class Tags:
 
 def read(where: str, dataset: Path, index: "Index") -> Tags:
     """Read the tags of a split's images: a file of `dataset`, a path or a URI; or InputError."""
-    table = Labels.parse(where, _content(where, dataset))
+    roots = roots_of(*shards.addresses(dataset))
+    table = Labels.parse(where, _content(where, dataset), roots=roots)
     names = _names([column[0] for column in table.columns], where)
     rows = _rows(table, where)
     by_path = {}

@@ -87,7 +87,7 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     """
     started = time.monotonic()
     form = form_of("train_resnet")
-    arguments = form.read(command.file, command.words)
+    arguments = form.read(command.file, command.words, local=True)
     source = survey.resolve_source(command.source)
     output = command.output and command.output.resolve()
     base = output or folder.RUNS.resolve()
@@ -333,7 +333,7 @@ def run(compiled: Path, command: Command) -> tuple[Path, dict[str, Any]]:
     started = time.monotonic()
     pipeline = read(compiled)
     form = Form(pipeline)
-    requested = form.read(command.file, command.words)
+    requested = form.read(command.file, command.words, local=True)
     fixed = _fixed_arguments(form, command.source)
     twice = [name for name in fixed if name in requested]
     if twice:

@@ -11,11 +11,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.folders import is_relative
+from kfp_ddp.core.folders import is_relative, with_home
 from kfp_ddp.core.text import plural, printable
 from kfp_ddp.datasets.images import uneven
 from kfp_ddp.datasets.names import apply
-from kfp_ddp.datasets.options import MOST_ROWS, glob_of
+from kfp_ddp.datasets.options import MOST_ROWS, below, glob_of
 from kfp_ddp.local.results import shown
 from kfp_ddp.pictures.layout import Layout, LayoutRule, lay_out
 from kfp_ddp.pictures.reading import Reading
@@ -47,10 +47,11 @@ _BROKEN = 8
 
 def resolve_source(source: str) -> str:
     """Return the source as the pipeline needs it: the absolute path of an existing local folder."""
+    source = with_home(source)
     check_address("source", source)
     if "://" in source and not source.startswith("file:"):
         return source
-    folder = Path(open_source(source).root).expanduser().absolute()  # type: ignore[attr-defined]
+    folder = Path(open_source(source).root).absolute()  # type: ignore[attr-defined]
     if folder.suffix in ARCHIVES and folder.is_file():
         raise InputError(
             f"source {folder} is an archive: unpack it, and give the folder with the photographs"
@@ -130,12 +131,13 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     """
     folder = None if "://" in source else Path(source)
     training = arguments.get("training", {})
-    sync = arguments.get("sync", {})
+    sync = dict(arguments.get("sync", {}))
+    sync["exclude"] = below(source, sync.get("exclude", ()))
     tags = arguments.get("gate", {}).get("tags", "")
     rule = LayoutRule(**_fields_of(LayoutRule, training))
     reading = Reading(**_fields_of(Reading, training))
 
-    selection = Filter(tuple(sync.get("include", ())), tuple(sync.get("exclude", ())))
+    selection = Filter(tuple(sync.get("include", ())), sync["exclude"])
     everything = list(_names(folder, sync)) if folder else open_source(source).listing().names
     names = [name for name in everything if selection.selects(name)]
     labels = read_tables(folder, rule.labels, None) if folder else ()

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import folder_below, open_below, open_plain
@@ -190,9 +190,19 @@ def _size(root: Path, shard: str) -> int:
 
 
 def _is_version(root: Path) -> bool:
+    return _header(root).get("pack") == "tar"
+
+
+def addresses(root: Path) -> tuple[str, str]:
+    """Return the folder of a dataset, and the address that it is a version of, if it is one."""
+    return str(root), str(_header(root).get("source", root))
+
+
+def _header(root: Path) -> dict[str, Any]:
+    """Return the first line of the manifest of a version; {} for another folder."""
     with contextlib.suppress(OSError, ValueError), open_below(root, NAME) as file:
-        return read_header(file).get("pack") == "tar"
-    return False
+        return read_header(file)
+    return {}
 
 
 def checksums(root: Path) -> dict[str, str]:

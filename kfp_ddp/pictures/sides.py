@@ -403,18 +403,15 @@ def _class_folders(
                 f"{some(splits)} have no class folders: {use_a_table(names)}, or set "
                 "layout=classes if they are classes"
             )
-        result.notes += _named_as_splits(splits, "")
+        result.notes += _named_as_splits(splits)
     result.leave_out(train.loose, "images in no class folder: {:,}")
     return result
 
 
-def _named_as_splits(classes: Iterable[str], above: str) -> list[str]:
-    """Return a note about class folders that are named as splits, if there are any."""
-    splits = list(filter(role_in, classes))
-    if not splits:
-        return []
-    globs = ",".join(f"{above}{name}/**" for name in splits)
-    return [f"classes with the name of a split: {some(splits)}; to leave out, set exclude={globs}"]
+def _named_as_splits(folders: Iterable[str]) -> list[str]:
+    """Return a note for each folder of a class that has the name of a split."""
+    doubtful = filter(lambda folder: role_in(folder.rpartition("/")[2]), folders)
+    return [f"{one} counts as a class: to leave it out, set exclude={one}/**" for one in doubtful]
 
 
 def _check_side(side: Side, role: str, names: Iterable[str], layout: str) -> list[str]:
@@ -437,8 +434,7 @@ def _check_side(side: Side, role: str, names: Iterable[str], layout: str) -> lis
     classes: Collection[str] = forks if layout == "auto" else ()
     advice = "set layout=splits if {outer} are the classes; if {inner} are, move them up"
     _check_forks(forks, classes, advice)
-    doubtful = side.classes if layout == "auto" else ()
-    return [*_deep(forks), *_named_as_splits(doubtful, f"{side.folder}/")]
+    return [*_deep(forks), *_named_as_splits(classes)]
 
 
 def _refuse_empty(side: Side, role: str, names: Iterable[str]) -> None:

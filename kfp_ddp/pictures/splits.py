@@ -24,7 +24,7 @@ from kfp_ddp.pictures.sides import (
     system_folder,
     unify,
 )
-from kfp_ddp.pictures.tables import LARGEST, Labels, labels_of
+from kfp_ddp.pictures.tables import LARGEST, Labels, labels_of, roots_of
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,8 @@ def _positions(data: Path, packed: shards.Members) -> dict[str, int]:
 
 def read_tables(data: Path, labels: str, packed: shards.Members | None) -> tuple[Labels, ...]:
     """Read the tables that the setting `labels` names; raise InputError if one cannot be read."""
-    return labels_of(labels, lambda name: _read_table(data, name, packed))
+    roots = roots_of(*shards.addresses(data))
+    return labels_of(labels, lambda name: _read_table(data, name, packed), roots)
 
 
 def _read_table(data: Path, name: str, packed: shards.Members | None) -> bytes:

@@ -4,12 +4,15 @@ import codecs
 import csv
 import io
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.folders import path_of
 from kfp_ddp.core.spreadsheet import unguarded
 from kfp_ddp.core.text import from_json
 from kfp_ddp.pictures.sides import SUFFIXES, is_image, some
@@ -32,6 +35,10 @@ _COCO = {"images", "annotations", "categories"}
 """Keys of COCO's form of JSON."""
 
 
+_NOWHERE = ("\0",)
+"""No table has this character."""
+
+
 @dataclass(frozen=True)
 class Labels:
     """The cells of a table; `name` is that of its file in the dataset."""
@@ -49,8 +56,13 @@ class Labels:
     """The comment above them, which may name the columns."""
 
     @classmethod
-    def parse(cls, name: str, data: bytes, chosen: tuple[str, ...] = ()) -> "Labels":
-        """Parse CSV, text in columns or JSON; raise InputError if invalid."""
+    def parse(
+        cls, name: str, data: bytes, chosen: tuple[str, ...] = (), roots: Iterable[str] = _NOWHERE
+    ) -> "Labels":
+        """Parse CSV, text in columns or JSON; raise InputError if invalid.
+
+        `roots` are addresses of the dataset, as of `roots_of`: a path below one of them is a name.
+        """
         text = _text_of(name, data)
         is_json = name.lower().endswith((".jsonl", ".ndjson", ".json"))
         keys: dict[str, int] = {}
@@ -64,7 +76,7 @@ class Labels:
                 top = text.removesuffix(below)
                 first = 1 + top.count("\n")
                 rows = _lines(_COMMENT.sub("", below), separator)
-            columns = _by_column(rows)
+            columns = _by_column(rows, roots)
         except (csv.Error, ValueError, AttributeError, RecursionError) as error:
             raise InputError(f"{name} cannot be read ({error}): correct it") from None
         if not any(map(any, columns)):
@@ -87,7 +99,15 @@ def _text_of(name: str, data: bytes) -> str:
     return text
 
 
-def labels_of(setting: str, read: Callable[[str], bytes]) -> tuple[Labels, ...]:
+def roots_of(*addresses: str) -> tuple[str, ...]:
+    """Return the addresses of a dataset as absolute paths below it begin, links resolved too."""
+    paths = tuple(path_of(address).rstrip("/") for address in addresses)
+    return (*paths, *map(os.path.realpath, paths))
+
+
+def labels_of(
+    setting: str, read: Callable[[str], bytes], roots: Iterable[str] = _NOWHERE
+) -> tuple[Labels, ...]:
     """Read the tables of a setting, `NAME[,NAME…][#PATH,LABEL[,SPLIT]]`; raise InputError."""
     names, _, columns = setting.partition("#")
     chosen: tuple[str, ...] = ()
@@ -97,11 +117,18 @@ def labels_of(setting: str, read: Callable[[str], bytes]) -> tuple[Labels, ...]:
         names = setting  # a # in the name of a file
     if len(chosen) > 3:
         raise InputError(f"labels={setting} names {len(chosen)} columns: name path, label, split")
-    files = filter(None, map(str.strip, names.split(",")))
-    return tuple(Labels.parse(name, read(name), chosen) for name in files)
+    inside = partial(_inside(roots).sub, "")
+    files = filter(None, map(inside, map(str.strip, names.split(","))))
+    return tuple(Labels.parse(name, read(name), chosen, roots) for name in files)
 
 
-def _by_column(rows: Iterator[list[str]]) -> tuple[list[str], ...]:
+def _inside(roots: Iterable[str]) -> re.Pattern[str]:
+    """Return the pattern of what to remove from an absolute path below a dataset."""
+    return re.compile(rf"\A(?:{'|'.join(map(re.escape, roots))})/+")
+
+
+def _by_column(rows: Iterator[list[str]], roots: Iterable[str]) -> tuple[list[str], ...]:
+    inside = _inside(roots)
     columns: list[list[str]] = []
     shared: dict[str, str] = {}
     for count, row in enumerate(rows):
@@ -109,7 +136,7 @@ def _by_column(rows: Iterator[list[str]]) -> tuple[list[str], ...]:
         columns += ([""] * count for _ in range(len(row) - len(columns)))
         row += [""] * (len(columns) - len(row))
         for column, cell in zip(columns, row, strict=True):
-            text = unguarded(cell.strip())
+            text = inside.sub("", unguarded(cell.strip()))
             if len(text) < _SHORT:
                 text = shared.setdefault(text, text)
             column.append(text)

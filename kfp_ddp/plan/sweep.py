@@ -193,7 +193,7 @@ def draw(trial: "optuna.trial.Trial", name: str, values: Any) -> Any:
 
 def rounded(value: float, low: float, high: float) -> float:
     """Return a value of a range with three digits of it or of the width, whichever is finer."""
-    size = min(abs(value), high - low) or high - low
+    size = max(min(abs(value), high - low), 1e-300)
     digits = 2 - math.floor(math.log10(size))
     return min(max(round(value, digits), low), high)
 

@@ -109,5 +109,5 @@ def _check_path(name: str, value: str) -> None:
         return
     raise InputError(
         f"{name}={value!r} is a folder that does not exist: for a bucket write gs://{value}, "
-        "for a folder its absolute path"
+        f"for a path of this machine ./{value}"
     )

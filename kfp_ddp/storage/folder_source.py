@@ -29,6 +29,7 @@ LOST_AND_FOUND = "lost+found"
 _READERS = 8
 _TOGETHER = 4096
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_KINDS = {stat.S_IFDIR: "folder", stat.S_IFREG: "file"}
 _REPLACED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
 
 
@@ -118,17 +119,18 @@ class FolderSource:
         if is_skipped or self._is_left_out(name, is_folder):
             return "nothing"
         path = self.root / name
+        kind = _KINDS.get(stat.S_IFMT(mode), "")
         problem = ""
         if link and self._symlinks != "follow":
             problem = "is a symbolic link; set symlinks to skip or follow"
-        elif not is_folder and not stat.S_ISREG(mode):
+        elif not kind:
             problem = "is neither a file nor a folder; remove it"
         # What no step reads stops none.
         if is_needless(name) and (problem or not _is_readable(path)):
             return "nothing"
         if problem:
             raise InputError(f"source {printable(str(path))} {problem}")
-        return "folder" if is_folder else "file"
+        return kind
 
     def _mode(self, name: str, entry: "os.DirEntry[str]", link: bool) -> int:
         """Return the mode of an entry, or of what a link leads to; 0 for a link to nothing."""

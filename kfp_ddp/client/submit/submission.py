@@ -173,13 +173,15 @@ def _with_flags(
     """Return the words of a run after those of its flags, as they are and as pairs."""
     words = list(inputs.words)
     texts = [_pair(word) for word in words]
+    own = {"SOURCE": Form(pipeline).read(inputs.file, ())}  # other flags override the file
     for flag, (name, value) in inputs.flags.items():
         if value in (None, ""):
             continue
         if name not in pipeline.parameters:
             raise InputError(f"{flag} cannot be used: {pipeline.name} has no parameter {name}")
-        if name in dict(texts) and name != "destination":  # its option has a configured default
-            raise InputError(f"{name} cannot be set by --set: it is the argument {flag}")
+        before = {**dict(texts), **own.get(flag, {})}
+        if name in before and name != "destination":  # its option has a configured default
+            raise InputError(f"{name} cannot be set too: it is the argument {flag}")
         texts.insert(0, (name, value))
         words.insert(0, f"{name}={value}")
     return words, texts
@@ -194,18 +196,11 @@ def _pair(word: Word) -> tuple[str, Any]:
 
 
 def check(pipeline: Document, settings: Mapping[str, Any]) -> None:
-    """Check arguments as the run's preflight will, and that its pods can read the source."""
+    """Check arguments as the run's preflight will, and that its pods can read what they name."""
+    Form(pipeline).check_places(settings)
     run = check_arguments(pipeline, settings)
     if not run:
         return
-    source = run.parameters.source
-    path = source.removeprefix("file://")
-    is_address = "://" in path
-    if not is_address and not _is_on_pvc(path):
-        raise InputError(
-            f"source={source!r} is a folder of this machine, which a cluster cannot read: copy it "
-            "to a bucket, or train here with --local"
-        )
     for config in (run.config, *run.trials):
         pretrained = config.pretrained
         if is_path(pretrained) and not _is_on_pvc(pretrained):

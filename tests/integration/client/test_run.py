@@ -24,6 +24,7 @@ from tests.schedules import OWN
 
 pytestmark = pytest.mark.usefixtures("configured")
 FLOWERS = "gs://bucket/flowers"
+PREDICT = (FLOWERS, "--pipeline", "batch_predict", "--set")
 COMPILED = Path(__file__).parents[3] / "kfp_ddp" / "compiled"
 RUN = "8fa2b9a1-6d87-4473-ad43-69c2efa3bcc0"
 
@@ -56,7 +57,7 @@ def test_a_source_is_trained_on_with_what_was_set(kfp_server: KfpServer) -> None
 
 def test_options_override_the_file_and_that_the_configuration() -> None:
     config.file().write_text("destination: gs://once/models\n")
-    Path("file.yaml").write_text("source: gs://x\ngpus_per_node: 8\ndestination: gs://file/models")
+    Path("file.yaml").write_text("gpus_per_node: 8\ndestination: gs://file/models")
 
     def sent(*words: str) -> Any:
         return document("run", *words, "--dry-run")["parameters"]
@@ -114,7 +115,17 @@ def test_any_pipeline_is_run_from_its_file(kfp_server: KfpServer) -> None:
         (["https://console.cloud.google.com/storage/browser/b/f;tab=x"], "write gs://b/f"),
         (["https://eu.console.aws.amazon.com/s3/buckets/b?region=eu&prefix=f/"], "write s3://b/f/"),
         ([FLOWERS, "--set", "bucket_secret="], "bucket_secret='' cannot be used"),
-        (["photos"], "is a folder of this machine, which a cluster cannot read"),
+        (["photos"], "is a path of this machine, which a cluster cannot read"),
+        (["~/photos"], "source='~/photos' is a path of this machine"),
+        ([FLOWERS, "-f", "here.yaml"], "destination='./new' is a path of this machine"),
+        ([FLOWERS, "--set", "champion=~/new"], "champion='~/new' is a path of this machine"),
+        ([FLOWERS, "--set", "gate={tags: ~/t.csv}"], "tags='~/t.csv' is a path of this machine"),
+        ([FLOWERS, "-f", "twice.yaml"], "source cannot be set too: it is the argument SOURCE"),
+        (
+            [*PREDICT, "bundle=gs://b/m", "--set", "table=./out.csv"],
+            "table='./out.csv' is a path of this machine",
+        ),
+        ([*PREDICT, "bundle=photos", "--set", "table=gs://b/t.csv"], "bundle='photos' is"),
         ([FLOWERS, "--ranks", "2"], "--ranks is for a run with --local"),
         ([FLOWERS, "--pipeline", "retrian"], "not built in; did you mean 'retrain'?"),
         (["--pipeline", "train-resnet-bucket"], "source is missing: give --set source=… (Where"),
@@ -126,6 +137,8 @@ def test_any_pipeline_is_run_from_its_file(kfp_server: KfpServer) -> None:
 )
 def test_invalid_input(kfp_server: KfpServer, words: list[str], line: str) -> None:
     Path("photos").mkdir()
+    Path("here.yaml").write_text("destination: ./new\n")
+    Path("twice.yaml").write_text("source: gs://bucket/other\n")
     Path("own.yaml").write_text(yaml.safe_dump(OWN))
     Path("junk.yaml").write_bytes(b"\x00\x01{{{")
     Path("set.yaml").write_text("rounds: 2\n")
@@ -136,7 +149,7 @@ def test_invalid_input(kfp_server: KfpServer, words: list[str], line: str) -> No
 def test_without_a_registry_images_are_public(tmp_path: Path) -> None:
     (tmp_path / ".config" / "kfp-ddp" / "config.yaml").unlink()
     Path("photos").mkdir()
-    assert "or train here with --local" in refused("run", "photos")
+    assert "or run here with --local" in refused("run", "photos")
     assert document("run", FLOWERS, "--dry-run")["images"] == [*PUBLIC.values()]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets import stage
-from kfp_ddp.datasets.options import SyncOptions
+from kfp_ddp.datasets.options import SyncOptions, expanded
 from kfp_ddp.datasets.transfer import SMALL
 from kfp_ddp.storage.folder import open_folder
 from kfp_ddp.storage.folder_source import FolderSource
@@ -174,6 +174,18 @@ def test_what_no_step_reads_stops_no_sync(source: Path, tmp_path: Path) -> None:
     (source / "_DSC1.JPG").chmod(0)
     with another_user(source), pytest.raises(StorageError, match=r"cannot read source _DSC1\.JPG"):
         FolderSource(".", SourceOptions()).listing()
+
+
+def test_absolute_paths_that_are_excluded_are_names_in_the_source(
+    source: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(f"path\n{source}/a/2.jpg\n{tmp_path}/3.jpg\n")
+    globs = expanded([f"@{table}", f"{source}/a/b/**"])
+    for address in (str(source), f"file://{source}/"):
+        options = SyncOptions(exclude=globs, concurrency=2)
+        result = sync(address, tmp_path / "target", options)
+        assert sorted(content(result.path)) == ["3.jpg"]
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def test_each_value_of_each_tag_is_a_slice(tmp_path: Path) -> None:
         ("light", "night", 2, 1),
     ]
     assert slices_of(tmp_path, table) == expected
+    assert slices_of(tmp_path, table.replace("val/", f"{tmp_path}/val/")) == expected
     # As a spreadsheet saves it, with images named below the split.
     saved = "\ufeff" + table.replace("val/", "").replace("\n", "\r\n\r\n")
     assert slices_of(tmp_path, saved) == expected

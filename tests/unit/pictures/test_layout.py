@@ -1,6 +1,7 @@
 """Images, classes and splits of a dataset, from names alone and on disk."""
 
 import hashlib
+import json
 import os
 import random
 import tarfile
@@ -17,6 +18,7 @@ from kfp_ddp.pictures.layout import Layout, LayoutRule, Part, lay_out
 from kfp_ddp.pictures.splits import count_images, scan, sides_of, splits_of
 from kfp_ddp.pictures.tables import labels_of
 from kfp_ddp.training.prepare import _scan
+from tests.files import write
 from tests.training_ranks import run
 
 
@@ -369,6 +371,27 @@ def test_training_stays_with_the_version_that_current_led_to(tmp_path: Path) -> 
     config, train, val = _scan(run(link, output_dir=str(tmp_path / "run")))
     assert {Path(config.data), train.root, val.root} == {first}
     assert leases_of(link) == leases_of(first)
+
+
+@pytest.mark.parametrize(
+    "address", ["gs://bucket/flowers/", "/data/flowers", "file:///data/flowers"]
+)
+def test_absolute_paths_of_a_table_are_names_below_the_address(
+    tmp_path: Path, address: str
+) -> None:
+    """A version has the address of its source."""
+    (tmp_path / "_MANIFEST.jsonl").write_text(json.dumps({"format": 1, "source": address}))
+    for number in range(12):
+        write(tmp_path / "x" / f"{number}.jpg", "")
+    start = address.removeprefix("file://").rstrip("/")
+    for root in (start, tmp_path):
+        rows = "".join(f"{root}/x/{n}.jpg,{'ab'[n % 2]}\n" for n in range(12))
+        write(tmp_path / "labels.csv", f"path,label\n{rows}")
+        for setting in ("labels.csv", f"{root}/labels.csv"):
+            assert splits_of(tmp_path, 0.2, setting).train.classes == ("a", "b")
+    write(tmp_path / "labels.csv", f"path,label\n{rows}/elsewhere/x/1.jpg,a\n")
+    with pytest.raises(InputError, match=r"names 1 files .* /elsewhere/x/1\.jpg first"):
+        splits_of(tmp_path, 0.2, "labels.csv")
 
 
 def test_archive_has_the_same_splits_as_the_folder(tmp_path: Path) -> None:

@@ -83,6 +83,43 @@ def test_script_and_table_are_settings_of_the_training(tmp_path: Path) -> None:
         form_of("train_resnet").read(None, ["service_account=robot"])
 
 
+def test_paths_of_a_file_are_relative_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    for path in (home / "w.pth", here / "net.py", here / "~x/a.jpg", here / "photos/a.jpg"):
+        write(path, "def build(classes): ...")
+    write(here / "wrong.csv", "path\na.jpg\n")
+    monkeypatch.setenv("HOME", f"{home}")
+    text = (
+        "{destination: ./new/models, champion: last, gate: {tags: tags.csv}, model: 'net.py:build',"
+        " exclude: ['@wrong.csv'], training: {pretrained: ~/w.pth, labels: labels.csv}}"
+    )
+    form = form_of("train_resnet")
+    file = write(here / "settings.yaml", text)
+    given = form.read(file, ["source=~/photos", "model_name=photos"], local=True)
+    assert given["destination"] == f"{here}/new/models"
+    assert (given["source"], given["champion"]) == (f"{home}/photos", "last")
+    assert (given["gate"]["tags"], given["training"]["labels"]) == ("tags.csv", "labels.csv")
+    assert given["pretrained"] == f"{home}/w.pth"
+    assert given["sync"]["exclude"] == ["/a.jpg"]
+    assert (given["model"], given["model_name"]) == (f"{here}/net.py:build", "photos")
+    on_cluster = form.read(file, ["source=~/photos"])  # refused there
+    assert (on_cluster["destination"], on_cluster["source"]) == ("./new/models", "~/photos")
+    assert on_cluster["training"]["model_code"] == given["training"]["model_code"]
+    for text, place in (("~x", "~x"), ("~x/../photos", "photos"), ("./~/x", "~/x")):
+        assert form.read(write(here / "s.yaml", f"source: '{text}'"), [], local=True) == {
+            "source": f"{here}/{place}"
+        }
+    trials = "sweep: {trials: [{pretrained: ~/w.pth}], space: {pretrained: [./a.pth, false]}}"
+    sweep = form_of("sweep").read(write(here / "s.yaml", trials), [])["sweep"]
+    assert sweep["trials"] == [{"pretrained": f"{home}/w.pth"}]
+    assert sweep["space"] == {"pretrained": [f"{here}/a.pth", False]}
+    assert _own().read(write(here / "s.yaml", "words: ./photos"), [], local=True) == {
+        "words": "./photos"
+    }
+
+
 def test_words_override_a_file(tmp_path: Path) -> None:
     text = "epochs: 30\ntraining: {seed: 1, cache_gb: 2}\nmin_accuracy: 0.9\n"
     file = write(tmp_path / "settings.yaml", text)
