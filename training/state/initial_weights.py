@@ -36,6 +36,7 @@ _LISTED = "MANIFEST.sha256"
 _ADDED = re.compile(
     r"(?:(?<=\.)|^)(?:module|_orig_mod)\.|(denselayer\d+\.(?:norm|relu|conv))\.(?=[12]\.)"
 )
+_PART = re.compile(r"-\d+-of-0*(?:[2-9]|[1-9]\d+)\.")
 _AVERAGED = re.compile(r"(?:^|[._])(?:ema|swa|averaged?)(?=[._]|$)")
 _DEEPEST = 8
 """Limit of the nesting in a file that is searched for weights."""
@@ -61,6 +62,11 @@ class Weights:
 
 def read(path: Path) -> Weights:
     """Read the weights of a checkpoint, a bundle, or a file, without its code; raise InputError."""
+    if _PART.search(path.name) or any(path.glob("*.index.json")):
+        raise InputError(
+            f"{path} is a part of weights in several files: join them, as by loading all with the "
+            "library that wrote them, and give pretrained one file of torch.save or safetensors"
+        )
     try:
         if (path / BUNDLED).is_file():
             _check_bundle(path)

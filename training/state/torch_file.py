@@ -1,5 +1,7 @@
 """Files that torch.save wrote, read without the code in them."""
 
+import contextlib
+import os
 import pickle
 import re
 import warnings
@@ -49,6 +51,22 @@ _IGNORED = (
     "builtins.tuple",
 )
 """Classes of plain values that trainers save beside the weights."""
+_ENDS = 1 << 16
+"""Bytes of the first and of the last part of a file that show what it is."""
+_FORMS = (
+    (rb"\A(\x93NUMPY|PK\x03\x04.{26}[^\0]*\.npy)|\.np[yz]\Z", "arrays of NumPy"),
+    (rb"\A(\x89HDF|PK\x03\x04.{26}(metadata|config)\.json)|\.(h5|hdf5|keras)\Z", "a file of Keras"),
+    (rb"\A.{4}TFL3|\.tflite\Z", "a model of TensorFlow Lite"),
+    (rb"\.(pb|ckpt\.index|data-\d+-of-\d+)\Z", "a part of a model of TensorFlow"),
+    (rb"\.onnx\Z", "a model of ONNX"),
+    (rb"\AGGUF|\.gguf\Z", "a model of llama.cpp"),
+    (rb"\.(msgpack|flax)\Z", "weights of Flax"),
+    (rb"/constants\.pkl", "a program of TorchScript"),
+    (rb"\.(pkl|pickle|joblib)\Z", "a pickle of another program"),
+    (rb"\Aversion https://git-lfs", "a pointer of git-lfs, whose file was not downloaded"),
+    (rb"\A\s*<(!doctype|html)", "a page of a web server"),
+)
+"""What else is taken for weights, by first or last bytes or by the end of its name."""
 _ALLOWED: list[Any] = [
     *((_Ignored, name) for name in _IGNORED),
     *((lambda *_: {}, "collections.defaultdict"), (lambda *_: [], "collections.deque")),
@@ -74,12 +92,14 @@ def load(path: Path, foreign: bool = False) -> Any:
             f"{path} contains more than weights ({name[1]}), and code in it is not run: save "
             "only its state_dict, with torch.save or as .safetensors"
         ) from None
-    except _DAMAGE as error:
-        raise no_weights(path, error) from None
+    except InputError:
+        raise
+    except _DAMAGE:
+        raise no_weights(path, "it is damaged or cut off, or another program wrote it") from None
 
 
 def _check_sizes(path: Path) -> None:
-    """Raise ValueError for an archive that expands: torch only writes stored members."""
+    """Raise InputError for an archive that expands: torch only writes stored members."""
     if not is_zipfile(path):
         return
     with ZipFile(path) as archive:
@@ -88,11 +108,19 @@ def _check_sizes(path: Path) -> None:
     size = sum(member.file_size for member in members)
     # Members may overlap, so that a small archive expands although nothing is compressed.
     if not is_stored or size > path.stat().st_size:
-        raise ValueError("it is a compressed archive")
+        raise no_weights(path, "it is a compressed archive")
 
 
 def no_weights(path: Path, error: object) -> InputError:
-    """Return the error for a file without weights."""
+    """Return the error for a file without weights, with what it is if that is known."""
+    ends = b""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        ends = file.read(_ENDS)
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _ENDS))
+        ends += file.read()
+    for pattern, form in _FORMS:
+        if re.search(pattern, ends + os.fsencode(path.name), re.DOTALL | re.IGNORECASE):
+            error = f"it is {form}"
     return InputError(
         f"{path} contains no readable weights ({one_line(error)}): use a state_dict saved by "
         "torch.save or as .safetensors"

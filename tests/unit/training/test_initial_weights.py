@@ -165,6 +165,16 @@ def test_code_in_a_pickle_is_not_run(tmp_path: Path, plain: bool) -> None:
         ("a.pth", b"", "a.pth contains no readable weights"),
         ("a.safetensors", b"\x00" * 9, "a.safetensors contains no readable weights"),
         ("a.pth", b"<!DOCTYPE html>", "a.pth contains no readable weights"),
+        ("a.pth", b"<!DOCTYPE html>", "a page of a web server"),
+        ("a.pth", b"version https://git-lfs.github.com/spec/v1\n", "git-lfs"),
+        ("a.bin", b"\x93NUMPY\1\0" + bytes(99), "NumPy"),
+        ("a.bin", b"\x89HDF\r\n\x1a\n" + bytes(99), "Keras"),
+        ("a.bin", b"\x1c\0\0\0TFL3" + bytes(99), "TensorFlow Lite"),
+        ("a.h5", b"\0", "Keras"),
+        ("a.ONNX", b"\x08\x07" + bytes(99), "ONNX"),
+        ("a.pkl", pickle.dumps([1.5]), "a pickle of another program"),
+        ("model-00001-of-00002.safetensors", b"", "a part of weights"),
+        ("a/model.safetensors.index.json", b"{}", "a part of weights"),
         ("a/b", b"", "/a is neither a checkpoint nor a bundle: give pretrained"),
         ("b", b"", "/a is missing: give pretrained"),
     ],
@@ -172,9 +182,33 @@ def test_code_in_a_pickle_is_not_run(tmp_path: Path, plain: bool) -> None:
 def test_no_weights_are_refused(tmp_path: Path, name: str, content: bytes, line: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(content)
-    path = tmp_path / ("a" if name in ("a/b", "b") else name)
+    path = tmp_path / ("a" if "/" in name or name == "b" else name)
     with pytest.raises(InputError, match=line):
         started(run(path))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_archive_of_numpy_is_named(tmp_path: Path, save: Callable[..., None]) -> None:
+    save(tmp_path / "a.npz", weight=np.ones((3, 3)))
+    with pytest.raises(InputError, match="NumPy") as raised:
+        started(run((tmp_path / "a.npz").rename(tmp_path / "w.pth")))
+    assert "PyTorch" not in str(raised.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_program_is_named(tmp_path: Path) -> None:
+    torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)).save(tmp_path / "w.pth")  # type: ignore[no-untyped-call]
+    with pytest.raises(InputError, match="a program of TorchScript"):
+        started(run(tmp_path / "w.pth"))
+
+
+@pytest.mark.parametrize("cut", [10, 2000, -5])
+def test_cut_file_is_not_described_by_torch(tmp_path: Path, cut: int) -> None:
+    torch.save(source(), tmp_path / "w.pth")
+    (tmp_path / "w.pth").write_bytes((tmp_path / "w.pth").read_bytes()[:cut])
+    with pytest.raises(InputError, match="no readable weights") as raised:
+        started(run(tmp_path / "w.pth"))
+    assert "orch" not in str(raised.value).partition("(")[2].partition(")")[0]
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
