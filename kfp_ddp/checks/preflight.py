@@ -19,7 +19,7 @@ from kfp_ddp.jobs import check_job
 from kfp_ddp.jobs.kinds.pod import resources, scheduling
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, SET_BY_STEP, LaunchSpec
 from kfp_ddp.jobs.task import check_bucket_training
-from kfp_ddp.k8s.api import LAUNCHER, Api, ApiError, Object, schedulable_nodes
+from kfp_ddp.k8s.api import COMPUTE_HERE, LAUNCHER, Api, ApiError, Object, schedulable_nodes
 from kfp_ddp.k8s.objects import parse_quantity
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models import weights_download
@@ -236,7 +236,7 @@ def _check_checkpoint(uri: str) -> None:
 
 def _check_cluster(run: Run) -> list[str]:
     """Return warnings about the job, or raise InputError; sets GPUs that the form leaves open."""
-    api = Api.connect()
+    api = Api.connect(otherwise=COMPUTE_HERE)
     nodes: list[Object] | ApiError
     suitable: list[Object] | ApiError
     try:
@@ -293,7 +293,7 @@ def check_evaluation(run: Run) -> list[str]:
         return []
     fields = {**outputs["evaluate_job"], "kind": outputs["evaluate_backend"], "command": ["true"]}
     fields["claims"] = {**run.mounts, **fields.get("claims", {})}
-    return check_job.check(Api.connect(), LaunchSpec.create(**fields))
+    return check_job.check(Api.connect(otherwise=COMPUTE_HERE), LaunchSpec.create(**fields))
 
 
 CHECKS: tuple[Callable[[Run], list[str] | None], ...] = (

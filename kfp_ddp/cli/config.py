@@ -65,6 +65,8 @@ def _value_text(value: object) -> str:
 def settings(word: str, as_json: bool) -> None:
     """List the settings of a run, or those with WORD in name or meaning, with their defaults.
 
+    WORD may also be a mapping of the form, such as sweep, gate or job: all its settings.
+
     Each is given to `run` by --set name=value or a line of the file of -f. In the form of KFP's UI
     it is a box of its own, or part of the mapping that is the title of its table.
 
@@ -74,7 +76,7 @@ def settings(word: str, as_json: bool) -> None:
     """
     from kfp_ddp.core.settings import ALIASES, nearest
     from kfp_ddp.pipelines.form import form_of
-    from kfp_ddp.plan.form import described_settings
+    from kfp_ddp.plan.form import SUBJECTS, described_settings
 
     parameters = form_of("train_resnet").parameters
     boxes = {name: spec.get("defaultValue", "") for name, spec in parameters.items()}
@@ -83,11 +85,12 @@ def settings(word: str, as_json: bool) -> None:
     known = list(described_settings(boxes | whole))
     part = word.casefold()
     alias = ALIASES.get(part)
-    rows = [row for row in known if part in _text(row) or row["name"] == alias]
+    meant = {part, alias}
+    rows = [row for row in known if part in _text(row) or meant & {row["name"], row["mapping"]}]
     if not rows:
-        near = nearest(word, [row["name"] for row in known])
-        meant = f"; did you mean {near!r}?" if near else ""
-        raise InputError(f"no setting has {word!r}{meant}")
+        near = nearest(word, [*SUBJECTS, *(row["name"] for row in known)])
+        question = f"; did you mean {near!r}?" if near else ""
+        raise InputError(f"no setting has {word!r}{question}")
     if as_json:
         echo_json(rows)
     else:

@@ -252,6 +252,9 @@ def _content(path: Path) -> bytes:
         raise InputError(f"cannot read {path}: {error.strerror}; correct its path") from None
 
 
+LOCAL_BUNDLES = "; or give a folder of this machine as --destination, to delete its old bundles"
+
+
 @click.command("gc")
 @configured("namespace", "context", "destination")
 @click.option(
@@ -268,17 +271,28 @@ def gc(
     """Delete copies of datasets and published bundles that nobody uses, the oldest first.
 
     Copies that a pod mounts or an unfinished run has, champions, the versions that they replaced
-    and those in service remain, and so does all that no record of a run names.
+    and those in service remain, and so does all that no record of a run names. Without a cluster,
+    --destination is a folder of this machine, whose old bundles are deleted.
+
+    kfp-ddp gc --destination ./models --keep 2 --dry-run
     """
     from kfp_ddp.client.models import bundles, copies, open_models
+    from kfp_ddp.core.errors import NoClusterError
     from kfp_ddp.k8s.api import Api
+    from kfp_ddp.storage.folder import Folder
 
-    api = Api.connect(namespace, context)
     where = open_models(destination) if destination else None
+    api = None
+    try:
+        api = Api.connect(namespace, context, otherwise=LOCAL_BUNDLES)
+    except NoClusterError:
+        if not isinstance(where, Folder):
+            raise
     # The rehearsal shows what will go, before anything does.
     rounds = (True,) if dry_run else (True, False)
     for rehearsal in rounds:
-        lines = [f"claim {name}" for name in copies(api, keep, dry_run=rehearsal)]
+        claims = copies(api, keep, dry_run=rehearsal) if api else ()
+        lines = [f"claim {name}" for name in claims]
         if where is not None:
             names = bundles(api, where, keep, dry_run=rehearsal)
             lines += [f"bundle {where.uri}/{name}" for name in names]

@@ -15,13 +15,20 @@ if TYPE_CHECKING:
 @text_option("--experiment", help="Only runs of this experiment.")
 @text_option("--state", help="Only runs in this state, such as failed or running.")
 @click.option("--most", type=click.IntRange(1), default=20, help="Maximum number of runs.")
+@click.option(
+    "--local",
+    is_flag=True,
+    help="Runs with --local in folders of this one; also listed where no cluster is configured.",
+)
 @served
-def runs(client: "Client", experiment: str, state: str, most: int, as_json: bool) -> None:
-    """List the runs, the newest first. Other commands accept the start of an id.
+def runs(
+    client: "Client", experiment: str, state: str, most: int, local: bool, as_json: bool
+) -> None:
+    """List the runs, the newest first. Other commands accept the start of an id, or the folder.
 
     kfp-ddp runs --state failed
     """
-    rows = [run.info for run in client.runs(most, experiment, state)]
+    rows = [run.info for run in client.runs(most, experiment, state, local)]
     if as_json:
         echo_json([run.document() for run in rows])
         return
@@ -33,15 +40,17 @@ def runs(client: "Client", experiment: str, state: str, most: int, as_json: bool
 
     from kfp_ddp.client.run.follow import MARKS, console, duration
 
-    identity = Column("id", min_width=8)  # what other commands take is not cut
-    table = Table("", identity, "name", "state", "started", "duration", box=None, pad_edge=False)
+    # What other commands take is not cut.
+    identity = Column("run", min_width=8, overflow="fold")
+    titles = ["", identity, "state", *rows[0].outcome(), "started", "duration"]
+    table = Table(*titles, box=None, pad_edge=False)
     for run in rows:
         mark, colour, _ = MARKS.get(run.state, MARKS["RUNNING"])
         table.add_row(
             f"[{colour}]{mark}[/]",
-            run.id[:8],
-            Text(printable(run.name)),
+            Text(printable(run.word)),
             run.state.lower(),
+            *[Text(printable(text)) for text in run.outcome().values()],
             f"{run.start.astimezone():%Y-%m-%d %H:%M}" if run.start else "",
             duration(run.start, run.end),
         )

@@ -1,10 +1,11 @@
 """The Python API, on which the command line stands: `from kfp_ddp import Client`."""
 
+import contextlib
 import dataclasses
 import functools
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,13 +17,20 @@ from kfp_ddp.client.kfp.steps import OVER
 from kfp_ddp.client.run import comparison, download, follow, logs
 from kfp_ddp.client.run.compared import Comparison, Trained
 from kfp_ddp.client.run.description import Description, describe
-from kfp_ddp.client.run.run_info import RunFinder, RunInfo, info_of, local_run, read_trainings
+from kfp_ddp.client.run.run_info import (
+    RunFinder,
+    RunInfo,
+    info_of,
+    local_run,
+    local_runs,
+    read_trainings,
+)
 from kfp_ddp.client.scheduling import Schedules
 from kfp_ddp.client.submit import function_job, own_package, submission
 from kfp_ddp.core import config
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.container_images import SETTINGS, Images
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, NoClusterError
 from kfp_ddp.core.folders import with_home
 from kfp_ddp.core.machine import require
 from kfp_ddp.core.secrets import check_secrets
@@ -125,8 +133,8 @@ class Client:
         words = [*settings.items()]
         target = Path(with_home(str(output))) if output else None
         command = runs.Command(str(source), target, words, fresh=fresh, replace=replace)
-        folder, summary = runs.execute(command, str(pipeline), ranks)
-        return Run(self, local_run(folder), summary)
+        folder, _ = runs.execute(command, str(pipeline), ranks)
+        return Run(self, local_run(folder))
 
     def train(
         self,
@@ -157,13 +165,23 @@ class Client:
 
             target = Path(with_home(str(output))) if output else None
             command = runs.Command("", target, [("backend", kind)], fresh=True)
-            folder, summary = runs.run(file, command)
-            return Run(self, local_run(folder), summary)
+            folder, _ = runs.run(file, command)
+            return Run(self, local_run(folder))
 
-    def runs(self, most: int = 20, experiment: str = "", state: str = "") -> "list[Run]":
-        """Return the newest runs on KFP, of an experiment or in a state, such as failed."""
-        listed = list_runs(self.finder.client, most, experiment, state)
-        return [Run(self, info_of(run, self.connection)) for run in listed]
+    def runs(
+        self, most: int = 20, experiment: str = "", state: str = "", local: bool = False
+    ) -> "list[Run]":
+        """Return the newest runs on KFP, of an experiment or in a state, such as failed.
+
+        With `local`, or where no cluster is configured, those in folders of this one.
+        """
+        if not local:
+            # An experiment is of KFP alone.
+            absent = () if experiment else (NoClusterError,)
+            with contextlib.suppress(*absent):
+                listed = list_runs(self.finder.client, most, experiment, state)
+                return [Run(self, info_of(run, self.connection)) for run in listed]
+        return list(map(functools.partial(Run, self), local_runs(most, state)))
 
     def get_run(self, run: "Place | Run") -> "Run":
         """Return the run of an id or its start, a name, `last`, or the folder of a local run."""
@@ -220,12 +238,11 @@ class Client:
 class Run:
     """A run on KFP, or of this machine; a notebook shows its steps, progress and curves."""
 
-    def __init__(self, client: Client, info: RunInfo, summary: Any = None) -> None:
-        """Take a run as it was read, and the results that a local one returned."""
+    def __init__(self, client: Client, info: RunInfo) -> None:
+        """Take a run as it was read."""
         self._client = client
         self.info = info
         self.id = info.id
-        self.summary = summary or {}
 
     def __repr__(self) -> str:
         return f"<Run {self.info.name} {self.info.word} {self.info.state} {self.info.page}>"
@@ -234,6 +251,17 @@ class Run:
         """Read the run with its steps, also to `info`."""
         self.info = self._client.finder.find(str(self.info.folder or self.id))
         return self.info
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """Results of a complete local run, such as accuracy, blessed, bundle and report."""
+        return self.info.summary
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics that `compare` shows, by name; of a sweep those of its best trial."""
+        metrics = self._client.compare(self).metrics
+        return {metric.name: best.value for metric in metrics if (best := metric.figures[0])}
 
     @property
     def status(self) -> str:

@@ -207,14 +207,15 @@ def copies(api: Api, keep: int, *, dry_run: bool) -> Iterator[str]:
         yield from collect(api, VolumeRequest.model_construct(**fields), "", dry_run)
 
 
-def bundles(api: Api, where: Store, keep: int, *, dry_run: bool) -> Iterator[str]:
+def bundles(api: Api | None, where: Store, keep: int, *, dry_run: bool) -> Iterator[str]:
     """Delete old versions that runs have published, and their unfinished uploads; yield the names.
 
     The `keep` newest of each model remain, its champion, the version that this replaced, those in
-    service, and all while there is no champion. Interrupted deletions are completed.
+    service, and all while there is no champion. Interrupted deletions are completed. Without a
+    cluster, nothing is in service and no run is live.
     """
     known = champions.list_versions(where)
-    serving = versions_in_service(api)
+    serving = versions_in_service(api) if api else set()
     alive = live_runs(api)
     for model in known:
         folder = open_store(f"{where.uri}/{model}")

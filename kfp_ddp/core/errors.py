@@ -48,6 +48,10 @@ class InputError(KfpDdpError, ValueError):
     exit_code = 2
 
 
+class NoClusterError(InputError):
+    """No Kubernetes cluster, nor an address of KFP, is configured."""
+
+
 class RefusedError(InputError):
     """The KFP API server refuses the request or the user."""
 

@@ -24,7 +24,7 @@ from kfp_ddp.jobs.local import EVALUATION, local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.shipping.own_package import on_workers
 from kfp_ddp.jobs.task import with_folders, with_task_config
-from kfp_ddp.k8s.api import Api
+from kfp_ddp.k8s.api import COMPUTE_HERE, Api
 from kfp_ddp.models.evaluation import FILE, Evaluation, figures_for
 from kfp_ddp.report.summary import markdown
 from kfp_ddp.runs.training_folder import followed_folder
@@ -165,7 +165,7 @@ def run_job(
 
     `paths` are what the ranks read, and the folder of the run.
     """
-    api = Api.connect()
+    api = Api.connect(otherwise=COMPUTE_HERE)
     fields = with_task_config(task_config, {**fields, "kind": backend})
     fields = with_folders(api, fields, *paths, ids[1])
     command = ["python3", "-m", EVALUATION, "--", *map(unexpanded, request.to_argv())]

@@ -12,7 +12,7 @@ from kfp_ddp.jobs.local import run_script
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.shipping.payload import bring
 from kfp_ddp.jobs.task import with_task_config
-from kfp_ddp.k8s.api import Api
+from kfp_ddp.k8s.api import COMPUTE_HERE, Api
 from kfp_ddp.k8s.pods import record_images
 
 
@@ -43,7 +43,8 @@ def run(
         return task
     run_dir = open_run_dir(work_dir, run_id, task) if work_dir else None
     spec = bring(spec, run_dir)
-    finished = launch(spec, run_id, task_name, task_id, Api.connect(), run_dir)
+    api = Api.connect(otherwise=COMPUTE_HERE)
+    finished = launch(spec, run_id, task_name, task_id, api, run_dir)
     ran = record_images(finished.pods, spec.job_kind.containers)
     write_job(job_object, {**finished.job, "kfp_ddp": ran})
     return str(finished.job["metadata"]["name"])

@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.errors import InputError, KfpDdpError, NoClusterError
 from kfp_ddp.core.text import from_json, one_line
 from kfp_ddp.k8s.resource import NODES, PODS, Resource
 
@@ -18,6 +18,8 @@ Object = dict[str, Any]
 T = TypeVar("T")
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+COMPUTE_HERE = ", or compute without a cluster with backend=local"
+"""What a step may do without a cluster."""
 LAUNCHER = "kfp-ddp-launcher"
 """Account that launches and deletes (deploy/rbac/divided), and the Secret with its token."""
 LAUNCHER_DIR = "/run/kfp-ddp"
@@ -132,10 +134,11 @@ class Api:
         """The server's clock, and the monotonic clock at that moment."""
 
     @classmethod
-    def connect(cls, namespace: str = "", context: str = "") -> "Api":
-        """Connect as a service account or by the kubeconfig; InputError for neither.
+    def connect(cls, namespace: str = "", context: str = "", otherwise: str = "") -> "Api":
+        """Connect as a service account or by the kubeconfig; NoClusterError for neither.
 
-        The account is the launcher's where its token is mounted, else that of the pod.
+        The account is the launcher's where its token is mounted, else that of the pod. `otherwise`
+        is what can be done without a cluster, for the end of the error.
         """
         from kubernetes import client, config
 
@@ -152,9 +155,9 @@ class Api:
             chosen = next((item for item in contexts if item["name"] == context), current)
         except config_faults() as error:
             reason = one_line(error)
-            raise InputError(
-                f"no Kubernetes cluster is configured ({reason}): set KUBECONFIG, run in a "
-                "pod of a cluster, or train without a cluster with backend=local"
+            raise NoClusterError(
+                f"no Kubernetes cluster is configured ({reason}): set KUBECONFIG, or run in a pod "
+                f"of a cluster{otherwise}"
             ) from error
         namespace = namespace or chosen["context"].get("namespace") or "default"
         return cls(client.ApiClient(configuration), namespace)

@@ -355,10 +355,8 @@ def run_and_print(run: Callable[[], tuple[Path, dict[str, Any]]], as_json: bool)
         text = yaml.safe_dump(summary["settings"], sort_keys=False, allow_unicode=True)
         click.echo(f"# the settings of this run, for -f FILE\n{in_short(text).rstrip()}")
         return
-    for line in _sweep_lines(summary):
-        click.echo(line)
     if "accuracy" in summary:
-        click.echo("\n" + "\n".join(summary_lines(summary)))
+        click.echo("\n" + "\n".join([*summary_lines(summary), *_sweep_lines(summary)]))
     elif "report" in summary:
         click.echo(f"\n  report      {shown(summary['report'])}")
     seconds = f"{summary['seconds']:.0f} seconds"

@@ -302,12 +302,10 @@ def _plan(run: Run | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
     plan: dict[str, Any] = {"settings": _not_empty(arguments)}
     if run is None:
         return plan
-    source = run.parameters.source
-    if not is_remote(source):
-        training = {"on_bad_image": run.config.on_bad_image, **arguments.get("training", {})}
-        surveyed = survey.survey(source, {**arguments, "training": training})
-        say(f"{surveyed.photographs}; {this_machine()}")
-        _show_images(surveyed, complete=True)
+    training = {"on_bad_image": run.config.on_bad_image, **arguments.get("training", {})}
+    surveyed = survey.survey(run.parameters.source, {**arguments, "training": training})
+    say(f"{surveyed.photographs}; {this_machine()}")
+    _show_images(surveyed, complete=True)
     run, lines = sized(run)
     plan["runs"] = title(run)
     for line in (plan["runs"], *lines):

@@ -72,21 +72,20 @@ def sized(run: Run) -> tuple[Run, list[str]]:
 
 
 def sweep_minutes(run: Run, sweep: Sweep) -> float:
-    """Return the estimated duration of all trials; 0 if the speed of a network is unknown.
+    """Return the estimated duration of all trials, one after the other.
 
-    Of trials that are drawn the examples give the mean. KfpDdpError: the source cannot be read.
+    It is 0 if the speed of a network is unknown. Of trials that are drawn the examples give the
+    mean. KfpDdpError: the source cannot be read.
     """
     photographs = _photographs(run)
     machine, ranks = _hardware(run)
-    number = number_of(sweep)
     minutes = []
     for trial in run.trials:
         training = {"image_size": trial.image_size, "randaugment": trial.randaugment}
         requested = {"model": trial.model, "epochs": trial.epochs, "training": training}
         own = choose(photographs, machine, requested, ranks).minutes
         minutes.append(own * sweep.share(trial.epochs))
-    at_once = min(number, sweep.parallel_trials) if machine.pods else 1
-    total = fmean(minutes) * number / at_once * all(minutes)
+    total = fmean(minutes) * number_of(sweep) * all(minutes)
     return min(total, sweep.max_minutes or total)
 
 

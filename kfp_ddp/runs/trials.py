@@ -44,10 +44,10 @@ class TrialRecord(Stored):
     def line(self) -> str:
         """Return its line in the table."""
         rank = self.rank or "–"
-        accuracy = _figure(self.accuracy, ".1%")
+        accuracy = figure(self.accuracy, ".1%")
         settings = [f"{name}={setting_text(value)}" for name, value in self.settings.items()]
         end = "" if self.state == "done" else f"; {one_line(self.state)}"
-        figures = f"  {rank:>3}  {accuracy:>8}  {_figure(self.loss, '.4f'):>8}  {self.epochs:>6g}"
+        figures = f"  {rank:>3}  {accuracy:>8}  {figure(self.loss, '.4f'):>8}  {self.epochs:>6g}"
         return printable(f"{figures}  {', '.join(settings)}{end}")
 
 
@@ -71,13 +71,12 @@ def read_trials(folder: Path) -> tuple[TrialRecord, ...]:
 
 
 def table(trials: Sequence[TrialRecord], width: int) -> Iterator[str]:
-    """Yield how many trials a sweep has and the best, in lines up to a width; nothing for none."""
+    """Yield the best trials of a sweep, in lines up to a width; nothing without a sweep."""
     if not trials:
         return
     hours = sum(trial.hours for trial in trials)
     shown = trials[:SHOWN]
-    best = f"the best {len(shown)}" if len(trials) > SHOWN else "the best first"
-    yield f"  trials      {len(trials)}, {best}; {round(hours, 4):,g} hours of all ranks"
+    yield f"  trials      the best {len(shown)} of {len(trials)}; {hours:.2g} hours of all ranks"
     yield TITLES
     indent = " " * (len(TITLES) - len("settings"))
     for trial in shown:
@@ -106,7 +105,8 @@ def _means_over_folds(trials: Sequence[TrialRecord]) -> Iterator[str]:
         yield f"  mean        {mean:.1%} of {len(group)} folds, {interval}  {words}".rstrip()
 
 
-def _figure(value: float | None, form: str) -> str:
+def figure(value: float | None, form: str) -> str:
+    """Return a figure as text; '' if it is unknown."""
     return "" if value is None else format(value, form)
 
 

@@ -15,7 +15,7 @@ from kfp_ddp.report.charts import COLOURS, HEIGHT, Axis
 from kfp_ddp.report.events import Point, curve, is_number
 from kfp_ddp.report.render import Card, render
 from kfp_ddp.runs.record import read_task
-from kfp_ddp.runs.trials import TrialRecord, Trials, setting_text
+from kfp_ddp.runs.trials import TrialRecord, Trials, figure, setting_text
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.sweep.study import Study, Trial
 from kfp_ddp.training.spec.config import TrainConfig
@@ -219,8 +219,8 @@ def _row(record: TrialRecord, names: Sequence[str]) -> list[str]:
     return [
         str(record.rank or ""),
         *(setting_text(record.settings.get(name, "")) for name in names),
-        "" if record.accuracy is None else f"{record.accuracy:.2%}",
-        "" if record.loss is None else f"{record.loss:.4f}",
+        figure(record.accuracy, ".2%"),
+        figure(record.loss, ".4f"),
         f"{record.epochs:g}",
         f"{record.hours:.2f}",
         record.state,

@@ -97,7 +97,7 @@ def test_nothing_is_deleted_where_runs_cannot_be_listed(where: Store, api: FakeA
 
 
 def test_command_names_unused(where: Store, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Api, "connect", lambda *_: api)
+    monkeypatch.setattr(Api, "connect", lambda *_, **__: api)
     words = ("gc", "--keep", "1", "--destination", where.uri)
     assert document(*words, "--dry-run") == {"unused": ["claim ds-many-unused"]}
     assert api.deleted() == []

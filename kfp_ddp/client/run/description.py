@@ -82,12 +82,12 @@ class Description:
         word = self.run.word
         if self.run.folder is None:
             yield f"kfp-ddp download {word}", "its results"
-        elif "bundle" in self.run.results():
-            yield f"kfp-ddp predict {word} PICTURE", "classify a picture with its model"
+        else:
+            if "bundle" in self.run.results:
+                yield f"kfp-ddp predict {word} PICTURE", "classify a picture with its model"
+            yield "kfp-ddp runs --local", "the runs in folders of this one"
         if self.trainings:
             yield f"kfp-ddp compare {word} OTHER", "compare its settings and metrics"
-        if self.run.folder is not None:
-            yield "kfp-ddp runs --local", "the other runs of this folder"
 
     def _while_active(self) -> Iterator[tuple[str, str]]:
         word = self.run.word
@@ -133,11 +133,11 @@ class Description:
         for pod, reason in self.waiting():
             yield f"  waiting     {pod}: {reason}"
         yield from table(self.trials, shutil.get_terminal_size().columns)
-        trials = {trial.task for trial in self.trials}
         for training in self.trainings:
-            if training.evaluation or training.task not in trials:
+            # The table has the others.
+            if training.evaluation or not self.trials:
                 yield from training.lines()
-        yield from facts({title: shown(path) for title, path in self.run.results().items()})
+        yield from facts({title: shown(path) for title, path in self.run.results.items()})
         for event in self.events[-EVENTS:]:
             times = f" ({event.times} times)" if event.times > 1 else ""
             yield f"  event       {event.object}: {event.reason}: {event.message}{times}"

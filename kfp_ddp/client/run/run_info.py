@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain, filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,15 @@ from kfp_ddp.core import config
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.container_images import SETTINGS, Images
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
-from kfp_ddp.core.files import open_below
+from kfp_ddp.core.files import open_below, read_below
 from kfp_ddp.core.folders import is_remote
+from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.jobs.progress import clock
 from kfp_ddp.k8s.api import Api, Object
-from kfp_ddp.local.folder import LocalStep, is_running, read_local_run
-from kfp_ddp.local.results import ENDED, LOG, STARTED
+from kfp_ddp.local.folder import RUNS, LocalStep, is_running, read_local_run
+from kfp_ddp.local.results import ENDED, LOG, STARTED, SUMMARY, SWEEP_REPORT
 from kfp_ddp.pipelines.document import defaults_of
+from kfp_ddp.report.events import is_number
 from kfp_ddp.runs.record import TaskRecord, files_of_records, read_run
 
 if TYPE_CHECKING:
@@ -37,8 +40,11 @@ if TYPE_CHECKING:
 
 
 UNFINISHED = "UNFINISHED"
-RESULTS = {"bundle": "bundle", "report": "report.html", "sweep": "sweep_report.html"}
+VERDICTS = {"True": "blessed", "False": "not blessed"}
+RESULTS = {"bundle": "bundle", "report": "report.html", "sweep": SWEEP_REPORT}
 """What a local run may leave at the top of its folder."""
+LARGEST_SUMMARY = 4 << 20
+"""Bytes of the summary of a local run."""
 LOG_HEAD = "INFO - Streamed logs:"
 """What kfp.local writes before the lines of a step."""
 LOG_INDENT = " " * 4
@@ -65,6 +71,10 @@ class RunInfo:
     """Its parameters, with the defaults of its pipeline."""
     folder: Path | None = None
     """Output of a local run; None for a run on KFP."""
+    results: Mapping[str, Path] = field(default_factory=dict)
+    """What a local run left at the top of its folder, by its title."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """Results of a complete local run, such as accuracy, blessed and bundle."""
     page: str = ""
     """Its address in the UI."""
     kfp_logs: KfpLogs | None = None
@@ -89,12 +99,15 @@ class RunInfo:
             line += f", started {self.start:%Y-%m-%d %H:%M} UTC"
         return line
 
-    def results(self) -> dict[str, Path]:
-        """Return what a local run left at the top of its folder; empty for a run on KFP."""
-        folder = self.folder
-        if folder is None:
-            return {}
-        return {title: folder / name for title, name in RESULTS.items() if (folder / name).exists()}
+    def outcome(self) -> dict[str, str]:
+        """Return accuracy and verdict of a local run, '' if unknown; of a run on KFP its name."""
+        if self.folder is None:
+            return {"name": self.name}
+        accuracy = self.summary.get("accuracy")
+        return {
+            "accuracy": f"{accuracy:.1%}" if is_number(accuracy) else "",
+            "verdict": VERDICTS.get(str(self.summary.get("blessed")), ""),
+        }
 
     def document(self) -> dict[str, Any]:
         """Return what `--json` prints of the run."""
@@ -265,6 +278,8 @@ def local_run(folder: Path) -> RunInfo:
     state = record.state or ("SUCCEEDED" if record.complete else before_the_end)
     run_id = max((path.name for path in (folder / "work").glob("[!.]*")), default="")
 
+    left = os.listdir(folder)
+
     def shown_step(step: LocalStep) -> Step:
         # A step that never ended has the state of the run.
         now = state if step.state == "RUNNING" else step.state
@@ -279,7 +294,24 @@ def local_run(folder: Path) -> RunInfo:
         steps=tuple(map(shown_step, record.steps)),
         files=lambda: StoredFiles(str(folder / "work" / run_id)),
         folder=folder,
+        results={title: folder / name for title, name in RESULTS.items() if name in left},
+        summary=_summary(folder) if record.complete else {},
     )
+
+
+def local_runs(most: int, state: str) -> list[RunInfo]:
+    """Return the newest runs of the working directory and of `RUNS` in it; '' for any state."""
+    folders = chain(Path().glob(f"{RUNS}/*"), Path().glob("*"))
+    found = map(local_run, filter(read_local_run, filterfalse(Path.is_symlink, folders)))
+    runs = [run for run in found if state.upper() in ("", run.state)]
+    runs.sort(key=lambda run: str(run.start), reverse=True)
+    return runs[:most]
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, InputError):
+        return mapping_in(read_below(folder, SUMMARY, LARGEST_SUMMARY))
+    return {}
 
 
 def _time(seconds: float) -> datetime | None:

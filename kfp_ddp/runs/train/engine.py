@@ -19,7 +19,7 @@ from kfp_ddp.jobs.local import local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.shipping.own_package import on_workers
 from kfp_ddp.jobs.task import check_bucket_training, claim_of, with_folders, with_task_config
-from kfp_ddp.k8s.api import Api
+from kfp_ddp.k8s.api import COMPUTE_HERE, Api
 from kfp_ddp.k8s.pods import record_images
 from kfp_ddp.report import training_page
 from kfp_ddp.report.events import is_number
@@ -165,7 +165,7 @@ def _train_on_cluster(
     supervision: Supervision,
 ) -> tuple[dict[str, Any], str]:
     """Train with a job of `fields` for `ids`; returns the ended job, and the claim of `run_dir`."""
-    api = Api.connect()
+    api = Api.connect(otherwise=COMPUTE_HERE)
     fields = with_folders(api, fields, config.data, config.output_dir, "train")
     fields = on_workers(fields, node_command(config))
     spec = LaunchSpec.create(**fields, metrics_port=config.prometheus_port)

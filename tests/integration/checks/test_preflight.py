@@ -134,7 +134,7 @@ def test_plan_has_the_settings_that_are_set_by_step(summary: SimpleNamespace) ->
 def test_price_is_that_of_the_nodes_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = [{"pool": "a", INSTANCE_TYPE: "p5"}, {"pool": "b", INSTANCE_TYPE: "p4"}]
     nodes = [{"metadata": {"labels": one}} for one in labels]
-    monkeypatch.setattr(Api, "connect", lambda: None)
+    monkeypatch.setattr(Api, "connect", lambda **_: None)
     monkeypatch.setattr(checks, "schedulable_nodes", lambda _: nodes)
     prices = {"p5": 12.5, "p4": 3}
 
@@ -155,7 +155,7 @@ def test_gpus_are_those_of_nodes_that_the_job_selects(monkeypatch: pytest.Monkey
         return {"metadata": {"name": "n", "labels": names}, "status": {"allocatable": room}}
 
     nodes = [node("ON_DEMAND", "470", "8"), node("SPOT", "580", "2")]
-    monkeypatch.setattr(Api, "connect", lambda: None)
+    monkeypatch.setattr(Api, "connect", lambda **_: None)
     monkeypatch.setattr(checks, "schedulable_nodes", lambda _: nodes)
     monkeypatch.setattr(checks, "check_modes", lambda *_: [])
     monkeypatch.setattr("kfp_ddp.jobs.check_job.check", lambda *_: [])

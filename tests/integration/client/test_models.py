@@ -51,6 +51,23 @@ def unchanged(where: Store, *words: str) -> str:
     return error
 
 
+@pytest.mark.parametrize("where", ["folder"], indirect=True)
+def test_old_bundles_of_a_folder_are_deleted_without_a_cluster(
+    where: Store, line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    old = [f"bundle {where.uri}/flowers/{line[0]}"]
+    assert document(where, "gc", "--keep", "1", "--dry-run") == {"unused": old}
+    assert document(where, "models")["flowers"]["versions"] == sorted(line)
+    assert document(where, "gc", "--keep", "1") == {"deleted": old}
+    assert document(where, "models")["flowers"]["versions"] == sorted(line[1:])
+    assert "--destination" in refused("gc")
+    for words in (["gc"], ["gc", "--destination", "gs://bucket/models"], ["schedule", "list"]):
+        error = refused(*words)
+        assert "KUBECONFIG" in error
+        assert "backend=local" not in error
+
+
 def test_versions_are_listed_with_lineage(where: Store, line: list[str], tmp_path: Path) -> None:
     other = exported(where, "birds", tmp_path / "birds", 3, Lineage())
     assert document(where, "models") == {

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from kfp_ddp import Client
 from kfp_ddp import predict as predict_module
 from kfp_ddp.local.folder import LocalRun, begin
 from kfp_ddp.local.results import summary_lines
@@ -186,6 +187,7 @@ def test_a_sweep_ends_with_its_trials_and_a_bundle(tmp_path: Path) -> None:
     assert [Path(summary[name]).is_file() for name in ("report", "sweep_report", "loss_curve")] == (
         [True] * 3
     )
+    assert Client().get_run(swept).summary == summary
     described = document("describe", swept)
     assert [trial["rank"] for trial in described["trials"]] == [1, 2]
     assert f"kfp-ddp predict {swept} PICTURE" in described["next"]

@@ -341,7 +341,7 @@ def test_valid_service_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_service_that_cannot_be_used_is_an_error(
     monkeypatch: pytest.MonkeyPatch, destination: str, cluster: Cluster, reason: str
 ) -> None:
-    monkeypatch.setattr(Api, "connect", lambda: cluster)
+    monkeypatch.setattr(Api, "connect", lambda **_: cluster)
     with pytest.raises(InputError, match=reason):
         check_service({"service": "shop"}, destination)
 

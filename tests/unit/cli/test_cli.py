@@ -14,6 +14,7 @@ from kfp_ddp.core import machine
 from kfp_ddp.core.container_images import Images
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.plan.form import SUBJECTS
 from kfp_ddp.storage.kinds import open_store
 from tests import run_output
 from tests.commands import call, output, refused
@@ -88,6 +89,11 @@ def test_settings_of_a_run_are_listed_with_their_defaults() -> None:
     assert ("", "source") in rows
     assert "learning_rate=0.1" in output("settings", "lr")
     assert "did you mean 'epochs'?" in refused("settings", "epocsh")
+    assert "did you mean 'sweep'?" in refused("settings", "sweeep")
+    for mapping in SUBJECTS:
+        of_group = [row for row in listed if row["mapping"] == mapping]
+        found = json.loads(output("settings", mapping, "--json"))
+        assert all(row in found for row in of_group)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from kfp_ddp import Client
 from kfp_ddp.client.kfp import pods
 from kfp_ddp.client.kfp.steps import Step
 from kfp_ddp.client.run import follow, run_info
@@ -22,6 +23,7 @@ from kfp_ddp.core.errors import StorageError
 from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.files import sha256
 from kfp_ddp.k8s.pods import waiting_reason
+from kfp_ddp.local.folder import read_local_run
 from kfp_ddp.models import bundle
 from kfp_ddp.runs.trials import TrialRecord, Trials
 from tests import run_output
@@ -105,6 +107,41 @@ def test_a_successful_run_has_a_verdict_and_next_commands(tmp_path: Path) -> Non
     for name in ("config.json", "metrics.jsonl", "checkpoints", "evaluation"):
         (task / name).rename(tmp_path / name)
     assert "checkpoint" not in output("describe", run)
+
+
+def test_runs_of_this_folder_are_listed_without_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KFP_DDP_HOST", raising=False)
+    assert document("runs") == []
+    below = run_output.make(tmp_path / "run-output" / "photos")
+    (below.parent / "latest").symlink_to("photos")
+    run_output.make(tmp_path / "broken", failed="train", error=CAUSE)
+    summary = {"accuracy": 0.75, "blessed": False, "bundle": str(below / "bundle")}
+    (below / "summary.json").write_text(json.dumps(summary))
+    unfinished = Client().get_run(below)
+    assert unfinished.summary == {}  # that of an earlier run in this folder
+    record = read_local_run(below)
+    assert record is not None
+    record.replace(complete=True, start=2e9).write()
+    assert [one["folder"] for one in document("runs")] == ["run-output/photos", "broken"]
+    assert document("runs", "--local", "--state", "failed")[0]["name"] == "broken"
+    first, second = output("runs").splitlines()[1:]
+    assert "75.0%" in first
+    assert "not blessed" in first
+    assert "run-output/photos" in first
+    assert "broken" in second
+    run = Client().get_run(below)
+    assert run.summary == summary
+    assert run.metrics["accuracy"] == 0.9
+    assert str(run.describe()).splitlines() == output("describe", below).splitlines()
+    table = str(Client().compare(below)).split()
+    assert table == output("compare", below).split()
+    assert "KUBECONFIG" in refused("runs", "--experiment", "x")
+    (below / "summary.json").write_text('{"accuracy": "high", "blessed": []}')
+    assert "high" not in output("runs")
 
 
 def test_trials_of_a_sweep_are_ranked_and_compared(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ def test_trials_are_recorded_and_fit_a_terminal(tmp_path: Path) -> None:
     ]
     assert [one.settings for one in records][1:] == [{"learning_rate": 0.4}, {"model": "gone"}]
     first, titles, best, *others = table(records, 80)
-    assert "3, the best first; 0.5 hours" in first
+    assert "the best 3 of 3; 0.5 hours" in first
     assert titles.split() == ["accuracy", "loss", "epochs", "settings"]
     assert best.split() == ["1", "80.0%", "0.7000", "3", "learning_rate=0.1"]
     assert "\\x1b[2J" in "\n".join(others)
