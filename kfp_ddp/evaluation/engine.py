@@ -214,5 +214,7 @@ def predict(
     if drift := record["drift"]:
         for name in ("p_value", "distance"):
             prediction_metrics.log_metric(f"drift_{name}", drift[name])
-        log.info("; ".join(describe_drift(drift)))
+        figures, words = describe_drift(drift)
+        log.info(f"{figures}; {words}")
+        prediction_record.metadata["drift"] = words
     return table, record["rows"], record["unreadable"]

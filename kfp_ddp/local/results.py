@@ -152,6 +152,9 @@ def detail(output: Path, step: str) -> str:
         case "evaluate":
             interval = f"{values['accuracy_low']:.1%} to {values['accuracy_high']:.1%}"
             return f"accuracy {values['accuracy']:.1%} (95 % interval {interval})"
+        case "predict":
+            drift = values.get("drift", "no image to compare with those of the evaluation")
+            return f"{values['rows']:,} rows, {values['unreadable']:,} unreadable; {drift}"
         case "export":
             formats = [word for file, word in FORMATS.items() if file in values["formats"]]
             return f"{', '.join(formats[:-1])} and {formats[-1]} match the checkpoint"
