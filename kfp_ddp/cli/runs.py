@@ -42,8 +42,8 @@ def runs(
 
     # What other commands take is not cut.
     identity = Column("run", min_width=8, overflow="fold")
-    titles = ["", identity, "state", *rows[0].outcome(), "started", "duration"]
-    table = Table(*titles, box=None, pad_edge=False)
+    outcome = rows[0].outcome()
+    table = Table("", identity, "state", *outcome, "started", "duration", box=None, pad_edge=False)
     for run in rows:
         mark, colour, _ = MARKS.get(run.state, MARKS["RUNNING"])
         table.add_row(

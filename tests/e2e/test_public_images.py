@@ -107,13 +107,13 @@ def test_component_of_a_file_reads_the_source_itself(installed: Scene, tmp_path:
     """Compiled by KFP alone: nothing mounts the ConfigMap."""
     gate = components.load_component_from_file(str(CHECKOUT / "components/gate/component.yaml"))
 
-    @dsl.pipeline(name="judged")
+    @dsl.pipeline(name="judged")  # type: ignore[untyped-decorator]
     def judged(accuracy: float) -> None:
         task = gate(accuracy=accuracy, rules={"min_accuracy": 0.5})
         kubernetes.set_security_context(task, run_as_user=1000, run_as_non_root=True)
 
     document = tmp_path / "judged.yaml"
-    compiler.Compiler().compile(judged, str(document))  # type: ignore[attr-defined]
+    compiler.Compiler().compile(judged, str(document))
     run = installed.run(document, images=PUBLIC, accuracy=0.9).play()
     assert run.succeeded, run.explain()
 

@@ -117,11 +117,11 @@ def test_component_of_a_file_is_compiled_by_kfp_alone_and_runs() -> None:
     """As `load_component_from_url` gives it to an author without our package."""
     gate = components.load_component_from_file(str(CHECKOUT / "components/gate/component.yaml"))
 
-    @dsl.pipeline(name="judged")
+    @dsl.pipeline(name="judged")  # type: ignore[untyped-decorator]
     def judged(accuracy: float = 0.9) -> None:
         gate(accuracy=accuracy, rules={"min_accuracy": 0.5})
 
-    compiler.Compiler().compile(judged, "judged.yaml")  # type: ignore[attr-defined]
+    compiler.Compiler().compile(judged, "judged.yaml")
     assert read(Path("judged.yaml")).images() == [PUBLIC["launcher"]]
     for accuracy, blessed in ((0.9, True), (0.4, False)):
         shown = output("run", "judged.yaml", "--local", "--set", f"accuracy={accuracy}")
