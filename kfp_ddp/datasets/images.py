@@ -105,7 +105,12 @@ def _contents(context: Context, listing: Listing) -> list[bytes]:
 def sample(source_url: str, options: SyncOptions, rule: LayoutRule) -> tuple[Layout, list[bytes]]:
     """List a source; return the layout of its images, and the content of some for training."""
     select = Filter(options.include, options.exclude)
-    limits = SourceOptions(options.timeout, options.symlinks, select=select)
+    limits = SourceOptions(
+        options.timeout,
+        options.symlinks,
+        select=select,
+        requester_pays=options.requester_pays,
+    )
     context = Context(open_source(source_url, limits), options, Retry(), lambda *_: None)
     listed = select.select(without_markers(context.source.listing())[0])
     listing = apply(listed, options.hostile_names, exclude=options.exclude).listing
