@@ -114,7 +114,12 @@ def sample(source_url: str, options: SyncOptions, rule: LayoutRule) -> tuple[Lay
     """List a source; return the layout of its images, and the content of some for training."""
     options = replace(options, exclude=below(source_url, options.exclude))
     select = Filter(options.include, options.exclude)
-    limits = SourceOptions(options.timeout, options.symlinks, select=select)
+    limits = SourceOptions(
+        options.timeout,
+        options.symlinks,
+        select=select,
+        requester_pays=options.requester_pays,
+    )
     context = Context(open_source(source_url, limits), options, Retry(), lambda *_: None)
     listed = select.select(without_markers(context.source.listing())[0])
     listing = apply(listed, options.hostile_names, exclude=options.exclude).listing

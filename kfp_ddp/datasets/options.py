@@ -87,6 +87,11 @@ class SyncOptions:
         ge=0,
     )
     timeout: float = setting(30.0, "Read timeout in seconds.", ge=0.01)
+    requester_pays: str = setting(
+        "",
+        "For a bucket whose requester pays: the project that pays for gs://, or requester for "
+        "s3://, where the account of the credentials pays.",
+    )
 
     @property
     def layout(self) -> str:

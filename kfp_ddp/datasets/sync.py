@@ -48,6 +48,7 @@ def sync(
             symlinks=options.symlinks,
             ahead=options.concurrency if new else 0,
             select=Filter(options.include, options.exclude),
+            requester_pays=options.requester_pays,
         ),
     )
     checks.check_apart(source_url, target)

@@ -30,6 +30,7 @@ from kfp_ddp.evaluation.request import PARQUET, PredictionRequest, suffix_of
 from kfp_ddp.pictures.sides import is_image, is_needless, no_images
 from kfp_ddp.storage.kinds import kind_of, open_source, open_store
 from kfp_ddp.storage.listing import Listing, weakness
+from kfp_ddp.storage.source import SourceOptions
 
 PROBABILITY = "probability_"
 """Begin of the name of a column, before that of the class."""
@@ -307,7 +308,7 @@ def list_objects(request: PredictionRequest, table: Table) -> tuple[Listing, dic
     Left out are files that systems make and the table itself, which do not count, and names that
     no sync takes. Raise InputError without images.
     """
-    source = open_source(request.source)
+    source = open_source(request.source, SourceOptions(requester_pays=request.requester_pays))
     own = _table_in_source(request, table)
     listing = source.listing()
     listed = array("L")

@@ -34,7 +34,7 @@ from kfp_ddp.pictures.splits import Index
 from kfp_ddp.runs.workspace import MORE_STORAGE
 from kfp_ddp.storage.kinds import open_source
 from kfp_ddp.storage.listing import Listing
-from kfp_ddp.storage.source import Changed, Retry, Source
+from kfp_ddp.storage.source import Changed, Retry, Source, SourceOptions
 from kfp_ddp.training.data import loader
 from kfp_ddp.training.distributed import World, alone, gpu_or_cpu, half_precision
 
@@ -103,7 +103,7 @@ def _predict(
 ) -> None:
     """Predict this rank's shards of a list; the next one is downloaded meanwhile."""
     sample = Sample()
-    source = open_source(request.source)
+    source = open_source(request.source, SourceOptions(requester_pays=request.requester_pays))
     info = subject.info
     begun = deque[Local]()
     reading = info.reading._replace(on_bad_image="skip")

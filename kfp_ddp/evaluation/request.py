@@ -105,6 +105,9 @@ class PredictionRequest(RankRequest):
     bundle_key: str = Field("", pattern=KEY_NAME)
     """Key of the bucket's secret with a public key in PEM, which must verify the bundle's
     signature; empty for no verification."""
+    requester_pays: str = ""
+    """For a source whose requester pays: the project that pays for gs://, or requester for s3://,
+    where the account of the credentials pays."""
     timeout_minutes: float = Field(7 * 24 * 60.0, gt=0)
     """Ranks wait for those with more to do."""
 

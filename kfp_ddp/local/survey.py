@@ -28,6 +28,7 @@ from kfp_ddp.storage.address import check_address
 from kfp_ddp.storage.folder_source import LOST_AND_FOUND
 from kfp_ddp.storage.kinds import open_source
 from kfp_ddp.storage.listing import Filter, Listing
+from kfp_ddp.storage.source import SourceOptions
 
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 """Bytes near the end of a complete file, and of a thumbnail in its header."""
@@ -138,7 +139,10 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     reading = Reading(**_fields_of(Reading, training))
 
     selection = Filter(tuple(sync.get("include", ())), sync["exclude"])
-    everything = list(_names(folder, sync)) if folder else open_source(source).listing().names
+    bucket = SourceOptions(requester_pays=sync.get("requester_pays", ""))
+    everything = (
+        list(_names(folder, sync)) if folder else open_source(source, bucket).listing().names
+    )
     names = [name for name in everything if selection.selects(name)]
     labels = read_tables(folder, rule.labels, None) if folder else ()
     where: dict[str, Any] = {"layout": rule.layout, "fold": rule.fold}

@@ -59,6 +59,8 @@ def problem(verb: str, uri: str, root: str, status: int | None, reason: str) -> 
     """Return the error for a response with an error status, None for a fault of the network."""
     if status == HTTPStatus.NOT_FOUND:
         return store.NoBucketError(root)
+    if status == HTTPStatus.BAD_REQUEST and "user project" in reason:
+        return store.no_permission(verb, uri, reason, "set requester_pays to a project that pays")
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         role = "objectViewer" if verb in ("list", "read") else "objectUser"
         advice = f"grant the step's service account roles/storage.{role} on the bucket"
@@ -86,6 +88,8 @@ class GcsSource(HttpSource):
         bucket = quote(self._bucket, safe="")
         prefix = quote(self._prefix, safe="")
         self._base = f"/download/storage/v1/b/{bucket}/o/{prefix}"
+        project = options.requester_pays
+        self._billed = {"userProject": project} if project else {}
         self._credentials: Any = None
         emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
         if emulator:
@@ -154,7 +158,8 @@ class GcsSource(HttpSource):
 
     def request(self, entry: Entry, offset: int) -> Request:
         """Pin the request to the generation; see `HttpSource.request`."""
-        target = f"{self._base}{quoted(entry.name).replace('/', '%2F')}?alt=media"
+        query = urlencode({"alt": "media", **self._billed})
+        target = f"{self._base}{quoted(entry.name).replace('/', '%2F')}?{query}"
         if entry.generation:
             target += f"&generation={entry.generation}"
         headers = b"Accept-Encoding: gzip\r\n"
@@ -207,7 +212,7 @@ class GcsSource(HttpSource):
                     return listing
 
     def _request(self, token: str) -> Request:
-        query = {"prefix": self._prefix, "maxResults": "1000", "fields": FIELDS}
+        query = {"prefix": self._prefix, "maxResults": "1000", "fields": FIELDS, **self._billed}
         if token:
             query["pageToken"] = token
         target = f"/storage/v1/b/{quote(self._bucket, safe='')}/o?{urlencode(query)}"

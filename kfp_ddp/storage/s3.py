@@ -39,6 +39,7 @@ class S3Source(S3Objects):
 
     def __init__(self, url: str, options: SourceOptions) -> None:
         self._settings: dict[str, Any] = {
+            "payer": options.requester_pays,
             "connect_timeout": min(_CONNECT, options.timeout),
             "read_timeout": options.timeout,
             "retries": {"total_max_attempts": store.TRIES, "mode": "standard"},

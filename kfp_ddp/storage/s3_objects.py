@@ -96,14 +96,19 @@ class _Body(NamedTuple):
         return [self.content]
 
 
-def s3_client(url: str, anonymous: bool = False, **settings: Any) -> S3Client:
-    """Return a client with boto3's configuration and these `settings`; raise InputError."""
+def s3_client(url: str, anonymous: bool = False, payer: str = "", **settings: Any) -> S3Client:
+    """Return a client with boto3's configuration and these `settings`; raise InputError.
+
+    With a `payer` the account of the credentials pays for requests.
+    """
     try:
         session = botocore.session.get_session()
         credentials = None if anonymous else session.get_credentials()
         if credentials is None:
             settings["signature_version"] = UNSIGNED
         client = session.create_client("s3", config=Config(**settings))
+        if payer:
+            client.meta.events.register("before-call.s3", _pay)
         bundle = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
         origin = Origin.of(client.meta.endpoint_url, get_cert_path(bundle or True))
         return S3Client(client, origin, credentials)
@@ -112,6 +117,10 @@ def s3_client(url: str, anonymous: bool = False, **settings: Any) -> S3Client:
             f"{url} cannot be opened: {one_line(error)}; check AWS_ENDPOINT_URL_S3 and the AWS "
             "settings"
         ) from error
+
+
+def _pay(params: dict[str, Any], **_: Any) -> None:
+    params["headers"]["x-amz-request-payer"] = "requester"
 
 
 def problem(client: Any, verb: str, uri: str, root: str, error: Exception) -> KfpDdpError | None:
@@ -137,7 +146,8 @@ def problem(client: Any, verb: str, uri: str, root: str, error: Exception) -> Kf
     if is_forbidden(error):
         advice = (
             "grant the step's account s3:ListBucket on the bucket, and s3:GetObject, s3:PutObject "
-            "and s3:DeleteObject below"
+            "and s3:DeleteObject below; if the requester of the bucket pays, set "
+            "requester_pays=requester"
         )
         return store.no_permission(verb, f"{uri}{as_anonymous(client)}", code, advice)
     if code == "NotImplemented":

@@ -44,6 +44,8 @@ class SourceOptions:
     """Number of connections to open during the listing, for the transfer after it."""
     select: Filter | None = None
     """Of a folder only these files are looked at."""
+    requester_pays: str = ""
+    """Who pays where a bucket does not: a project for gs, any text for s3."""
 
 
 class Transient(Exception):  # noqa: N818 (it is a state, and is always handled)

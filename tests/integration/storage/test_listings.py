@@ -3,16 +3,17 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from huggingface_hub import close_session
 
-from kfp_ddp.core.errors import KfpDdpError
+from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.source import Changed, Entry, Retry
-from tests.serving import serving
+from tests.serving import Handler, serving, serving_by
 from tests.store_servers import COMMIT, TAG, Reply, Server, as_java, aws, listed, use
 from tests.sync_runs import content, sync
 
@@ -159,3 +160,44 @@ def test_a_commit_of_the_hub_is_a_digest(sha: object, monkeypatch: pytest.Monkey
         with pytest.raises(KfpDdpError, match="invalid"):
             open_source(SOURCES["hf"]).listing()
     close_session()
+
+
+class Paying(Handler):
+    """Buckets of which each request says who pays, and signs that for S3."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = 10
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        query = parse_qs(url.query)
+        signed = self.headers.get("Authorization", "")
+        if "/storage/v1/" in url.path:
+            is_paid = query.get("userProject") == ["payer"]
+            refusal = 400, {"error": {"message": "requester pays, but no user project provided."}}
+            is_object = "alt" in query
+        else:
+            is_paid = self.headers.get("x-amz-request-payer") == "requester"
+            is_paid = is_paid and "x-amz-request-payer" in signed
+            refusal = 403, b"<Error><Code>AccessDenied</Code><Message>Denied</Message></Error>"
+            is_object = "list-type" not in query
+        scheme = "gs" if "/storage/v1/" in url.path else "s3"
+        if not is_paid:
+            self.answer(*refusal)
+        elif is_object:
+            self.answer(200, b"abc", ETag=f'"{TAG}"')
+        else:
+            self.answer(200, listed(scheme, ["x/a", "x/b"]))
+
+
+@pytest.mark.parametrize(("scheme", "payer"), [("gs", "payer"), ("s3", "requester")])
+def test_requester_pays_for_a_listing_and_its_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, payer: str
+) -> None:
+    with serving_by(Paying) as url:
+        use(url, monkeypatch)
+        with pytest.raises(InputError, match="requester_pays"):
+            sync(SOURCES[scheme], tmp_path, SyncOptions())
+        options = SyncOptions(requester_pays=payer)
+        result = sync(SOURCES[scheme], tmp_path, options)
+        assert content(result.path) == {"a": b"abc", "b": b"abc"}
