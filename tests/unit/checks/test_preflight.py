@@ -168,7 +168,7 @@ def test_a_scheme_is_corrected(scheme: str, upper: list[bool], rest: str, separa
 @pytest.mark.parametrize("value", ["my-bucket/flowers", "bucket", "gs", "~/images", "a:b/c"])
 def test_bucket_without_scheme(value: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=f"for a bucket write gs://{value}, for a folder its"):
+    with pytest.raises(InputError, match=f"for a bucket write gs://{value}, for a path of"):
         check_address("source", value)
     (tmp_path / value).mkdir(parents=True)
     check_address("source", value)

@@ -438,6 +438,19 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_tilde_is_the_home_or_a_part_of_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("home/photos", "here/~x", "here/~"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.setenv("HOME", f"{tmp_path}/home")
+    monkeypatch.chdir(tmp_path / "here")
+    for source in ("~x", "./~x", f"{tmp_path}/here/~x", f"file://{tmp_path}/here/~x"):
+        assert resolve_source(source) == f"{tmp_path}/here/~x"
+    assert resolve_source("~/photos") == f"{tmp_path}/home/photos"
+    assert resolve_source("./~") == f"{tmp_path}/here/~"
+
+
 def test_a_name_that_the_sync_refuses_is_refused_before(photos: Path) -> None:
     write(photos / "not copied\n.txt", "x")
     for icon in ("Icon\r", "a/Icon\r", ".Trash-1000/files/a\n.jpg"):
