@@ -22,7 +22,7 @@ USER = 65532
 """The user of the test images that has a home and a shell."""
 PORT = 2222
 SSHD = f"""ssh-keygen -q -t ed25519 -N '' -f /tmp/host &&
-exec /usr/sbin/sshd -De -p {PORT} -h /tmp/host -o StrictModes=no -o PidFile=none -o UsePAM=no"""
+exec /usr/sbin/sshd -De -f /dev/null -p {PORT} -h /tmp/host -o StrictModes=no -o PidFile=none -o UsePAM=no"""
 SSH = f"ssh -p {PORT} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
 RUNTIMES = ("trainer.kubeflow.org", "v1alpha1")
 
