@@ -21,8 +21,8 @@ FOREVER = RANK + 'print("rank", rank, "runs", flush=True)\ntime.sleep(600)\n'
 USER = 65532
 """The user of the test images that has a home and a shell."""
 PORT = 2222
-SSHD = f"""ssh-keygen -q -t ed25519 -N '' -f /tmp/host &&
-exec /usr/sbin/sshd -De -f /dev/null -p {PORT} -h /tmp/host -o StrictModes=no -o PidFile=none -o UsePAM=no"""
+OPTIONS = f"-f /dev/null -p {PORT} -h /tmp/host -o StrictModes=no -o PidFile=none -o UsePAM=no"
+SSHD = f"ssh-keygen -q -t ed25519 -N '' -f /tmp/host && exec /usr/sbin/sshd -De {OPTIONS}"
 SSH = f"ssh -p {PORT} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
 RUNTIMES = ("trainer.kubeflow.org", "v1alpha1")
 
