@@ -172,6 +172,7 @@ class Paying(Handler):
         url = urlsplit(self.path)
         query = parse_qs(url.query)
         signed = self.headers.get("Authorization", "")
+        refusal: tuple[int, object]
         if "/storage/v1/" in url.path:
             is_paid = query.get("userProject") == ["payer"]
             refusal = 400, {"error": {"message": "requester pays, but no user project provided."}}
