@@ -234,7 +234,7 @@ def heads_of(network: nn.Module) -> tuple[str, ...]:
         )
     named = getattr(network, "pretrained_cfg", {}).get("classifier") or ()
     parts = (named,) if isinstance(named, str) else named
-    heads = set()
+    heads: set[str] = set()
     for part in (*parts, "head_dist"):  # which levit_384_s8 has and does not name
         # A part may have norms, or layers before the last one.
         heads.update([name for name in layers if name.startswith(f"{part}.")][-1:])
