@@ -307,7 +307,9 @@ def test_files_in_git_make_what_install_would_make(
         rehearsed = kfp_ddp("install", "--dry-run", "--json", "--chown", "no", *where, *WITH)
         assert rehearsed.returncode == 0, rehearsed.stderr
         objects = json.loads(rehearsed.stdout)["objects"]
-        assert {item["state"] for item in objects} == {"unchanged", "left"}
+        differ = {item["kind"] for item in objects if item["state"] not in ("unchanged", "left")}
+        # Kustomize leaves out the namespace of subjects, for which that of the binding counts.
+        assert differ <= ({"RoleBinding"} if how == "overlay" else set())
         doctor = json.loads(kfp_ddp("doctor", "--json", "-n", ground.namespace).stdout)
         (source,) = (one for one in doctor["findings"] if one["what"] == "public images")
         assert map_name() not in source["message"]  # it is neither missing nor another one
