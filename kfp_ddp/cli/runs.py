@@ -43,14 +43,14 @@ def runs(
     # What other commands take is not cut.
     identity = Column("run", min_width=8, overflow="fold")
     outcome = rows[0].outcome()
-    table = Table("", identity, "state", *outcome, "started", "duration", box=None, pad_edge=False)
+    table = Table("", identity, *outcome, "state", "started", "duration", box=None, pad_edge=False)
     for run in rows:
         mark, colour, _ = MARKS.get(run.state, MARKS["RUNNING"])
         table.add_row(
             f"[{colour}]{mark}[/]",
             Text(printable(run.word)),
-            run.state.lower(),
             *[Text(printable(text)) for text in run.outcome().values()],
+            run.state.lower(),
             f"{run.start.astimezone():%Y-%m-%d %H:%M}" if run.start else "",
             duration(run.start, run.end),
         )

@@ -18,6 +18,8 @@ Object = dict[str, Any]
 T = TypeVar("T")
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+NOTHING_CONFIGURED = "No configuration found"
+"""Words of Kubernetes' client where there is no kubeconfig."""
 COMPUTE_HERE = ", or compute without a cluster with backend=local"
 """What a step may do without a cluster."""
 LAUNCHER = "kfp-ddp-launcher"
@@ -137,6 +139,8 @@ class Api:
     def connect(cls, namespace: str = "", context: str = "", otherwise: str = "") -> "Api":
         """Connect as a service account or by the kubeconfig; NoClusterError for neither.
 
+        InputError: the kubeconfig cannot be used.
+
         The account is the launcher's where its token is mounted, else that of the pod. `otherwise`
         is what can be done without a cluster, for the end of the error.
         """
@@ -155,7 +159,9 @@ class Api:
             chosen = next((item for item in contexts if item["name"] == context), current)
         except config_faults() as error:
             reason = one_line(error)
-            raise NoClusterError(
+            # What is configured, but wrong, is not hidden by what needs no cluster.
+            kind = NoClusterError if NOTHING_CONFIGURED in reason else InputError
+            raise kind(
                 f"no Kubernetes cluster is configured ({reason}): set KUBECONFIG, or run in a pod "
                 f"of a cluster{otherwise}"
             ) from error

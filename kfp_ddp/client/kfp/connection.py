@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError, NoClusterError, ServerError
+from kfp_ddp.core.errors import InputError, ServerError
 from kfp_ddp.k8s.api import NAMESPACE_FILE, Api, ApiError, Object, config_faults
 from kfp_ddp.k8s.objects import condition
 from kfp_ddp.k8s.resource import PODS, Resource
@@ -87,9 +87,9 @@ def forwarded_port(namespace: str, context: str = "") -> Iterator[str]:
 
     try:
         api = Api.connect(namespace, context)
-    except NoClusterError as error:
-        raise NoClusterError(
-            f"this needs Kubeflow Pipelines, and no address of it is set: give --host; {error}"
+    except InputError as error:
+        raise type(error)(
+            f"no address of KFP is set, which this needs: give --host; {error}"
         ) from None
     try:
         service = _service(api, namespace)

@@ -55,12 +55,17 @@ def unchanged(where: Store, *words: str) -> str:
 def test_old_bundles_of_a_folder_are_deleted_without_a_cluster(
     where: Store, line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    old = [f"bundle {where.uri}/flowers/{line[0]}"]
-    assert document(where, "gc", "--keep", "1", "--dry-run") == {"unused": old}
-    assert document(where, "models")["flowers"]["versions"] == sorted(line)
-    assert document(where, "gc", "--keep", "1") == {"deleted": old}
-    assert document(where, "models")["flowers"]["versions"] == sorted(line[1:])
+    kubeconfig = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
+    monkeypatch.setattr(kubeconfig, str(tmp_path / "none"))
+    for number in (3, 4):
+        exported(where, "flowers", tmp_path / str(number), 9 - number, Lineage(f"run-{number}"))
+    unused = document(where, "gc", "--keep", "1", "--dry-run")["unused"]
+    assert len(unused) >= 2  # all were exported in the same second
+    assert len(document(where, "models")["flowers"]["versions"]) == 5
+    assert document(where, "gc", "--keep", "1") == {"deleted": unused}
+    left = document(where, "models")["flowers"]["versions"]
+    assert {*line[1:]} <= {*left}  # the champion, and the one before
+    assert len(left) == 5 - len(unused)
     assert "--destination" in refused("gc")
     for words in (["gc"], ["gc", "--destination", "gs://bucket/models"], ["schedule", "list"]):
         error = refused(*words)

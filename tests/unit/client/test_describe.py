@@ -30,6 +30,7 @@ from tests import run_output
 from tests.commands import call, document, output, refused
 from tests.files import write
 
+KUBECONFIG = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
 TRAIN = f"work/{run_output.RUN_ID}/train"
 CAUSE = "error: rank 1: it broke; mend it"
 STEP = Step("train", "train", "FAILED", pods=("wf-abc-1", "wf-abc-22"), driver="wf-abc-3")
@@ -113,7 +114,7 @@ def test_runs_of_this_folder_are_listed_without_a_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setattr(KUBECONFIG, str(tmp_path / "none"))
     monkeypatch.delenv("KFP_DDP_HOST", raising=False)
     assert document("runs") == []
     below = run_output.make(tmp_path / "run-output" / "photos")
@@ -140,8 +141,11 @@ def test_runs_of_this_folder_are_listed_without_a_cluster(
     table = str(Client().compare(below)).split()
     assert table == output("compare", below).split()
     assert "KUBECONFIG" in refused("runs", "--experiment", "x")
+    (tmp_path / "none").write_text("a: [")  # a kubeconfig that is wrong is not passed over
+    assert "KUBECONFIG" in refused("runs")
+    assert len(document("runs", "--local")) == 2
     (below / "summary.json").write_text('{"accuracy": "high", "blessed": []}')
-    assert "high" not in output("runs")
+    assert "high" not in output("runs", "--local")
 
 
 def test_trials_of_a_sweep_are_ranked_and_compared(tmp_path: Path) -> None:
