@@ -28,8 +28,9 @@ except ModuleNotFoundError as error:
     if error.name not in ("fcntl", "resource"):
         raise
     raise ModuleNotFoundError(UNIX_ONLY, name=error.name) from None
-from kfp_ddp.models import onnx_runtimes
+from kfp_ddp.models import doubt, onnx_runtimes
 from kfp_ddp.models.bundle import LARGEST_MODEL, ONNX, WEIGHTS, Bundle
+from kfp_ddp.models.doubt import UNKNOWN, Thresholds
 from kfp_ddp.models.interface import read_interface
 from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, Logits
 from kfp_ddp.pictures import decoder
@@ -79,18 +80,24 @@ class Model:
     """Function of uint8 images [N, 3, size, size] in RGB."""
     max_pixels: int = MAX_PIXELS
     """Pixels of the largest picture, as the training has it."""
+    thresholds: Thresholds = UNKNOWN
+    """Which of its predictions are sure."""
 
     def __call__(self, pictures: Sequence[Picture]) -> NDArray[np.float64]:
         """Return the probability of each class for each picture: float64 [pictures, classes].
 
         Raise InputError if a picture cannot be read, or the model does not fit its description.
         """
+        return softmax(self.scores(pictures))
+
+    def scores(self, pictures: Sequence[Picture]) -> NDArray[np.float32]:
+        """Return the logits: float32 [pictures, classes], for `softmax` and `thresholds.sure`."""
         flat = isinstance(pictures, np.ndarray) and pictures.ndim < _BATCH_DIMENSIONS
         if flat or isinstance(pictures, str | Path | bytes | Image.Image):
             raise InputError("one picture is not a list: give a list of pictures, as [picture]")
         if not len(pictures):
-            return np.empty((0, len(self.classes)))
-        return self.compute(np.stack([self.square(picture) for picture in pictures]))
+            return np.empty((0, len(self.classes)), np.float32)
+        return self._scores(np.stack([self.square(picture) for picture in pictures]))
 
     def square(self, picture: Picture) -> Bytes:
         """Return the part of a picture that is classified; see `square`."""
@@ -99,6 +106,9 @@ class Model:
 
     def compute(self, squares: Bytes) -> NDArray[np.float64]:
         """Return the same for results of `square`, [N, 3, size, size]."""
+        return softmax(self._scores(squares))
+
+    def _scores(self, squares: Bytes) -> NDArray[np.float32]:
         try:
             logits = self.logits(squares)
         except Exception as error:
@@ -111,7 +121,7 @@ class Model:
                 f"the model gives logits of shape {list(logits.shape)} for {len(squares)} "
                 f"picture(s) and {len(self.classes)} classes: export it again"
             )
-        return softmax(logits)
+        return logits
 
     def saliency(self, image: Bytes, label: int) -> NDArray[np.float64]:
         """Return how much a class depends on each pixel of a result of `square`: 0 to 1, [H, W].
@@ -182,12 +192,12 @@ def load(bundle: str, signer: "Signer | None" = None, *, allow_code: bool = Fals
     sealed = open_bundle(bundle, signer=signer)
     interface = read_interface(sealed)
     form = interface[:-1]
-    most = interface.max_pixels
+    last = (interface.max_pixels, doubt.read(sealed))
     if ONNX in sealed.listed and find_spec(ONNXRUNTIME):
         content = sealed.read(ONNX, LARGEST_MODEL) or b""
-        return Model(*form, ONNXRUNTIME, onnx_runtimes.load(content), most)
+        return Model(*form, ONNXRUNTIME, onnx_runtimes.load(content), *last)
     if WEIGHTS in sealed.listed and all(map(find_spec, _TORCH)):
-        return Model(*form, _TORCH[0], _in_torch(sealed, allow_code), most)
+        return Model(*form, _TORCH[0], _in_torch(sealed, allow_code), *last)
     needed = {ONNX: ONNXRUNTIME, WEIGHTS: " ".join(_TORCH)}
     commands = [f"pip install {names}" for file, names in needed.items() if file in sealed.listed]
     if not commands:

@@ -6,15 +6,21 @@ from typing import Any, NamedTuple
 
 import torch
 from kfp import dsl
+from torch import nn
 
 from kfp_ddp.components.evaluate.component import evaluate as component
+from kfp_ddp.evaluation.predict import merged, predict_share
 from kfp_ddp.evaluation.ranks import Evaluated, evaluate_share
 from kfp_ddp.evaluation.request import EvaluationRequest
-from kfp_ddp.evaluation.results import samples_digest
+from kfp_ddp.evaluation.results import samples_digest, summarise
 from kfp_ddp.export.engine import make
-from kfp_ddp.models.evaluation import ClassResult, Evaluation, wilson
+from kfp_ddp.models.bundle import METRICS, REFERENCE
+from kfp_ddp.models.evaluation import PREDICTIONS, ClassResult, Evaluation, wilson
 from kfp_ddp.models.release import Variants
+from kfp_ddp.pictures.splits import scan
+from kfp_ddp.training.distributed import alone
 from kfp_ddp.training.state import checkpoint as checkpoints
+from kfp_ddp.training.state.checkpoint import ModelInfo
 
 State = dict[str, torch.Tensor]
 
@@ -88,6 +94,18 @@ class Trained(NamedTuple):
         manifest = {k: v for k, v in verified.fields.items() if k not in ("files", "step")}
         path = checkpoints.write(folder, 40, state, {**manifest, **fields})
         return self._replace(checkpoint=path)
+
+
+def measured(folder: Path, network: nn.Module, info: ModelInfo, split: Path) -> None:
+    """Write the files of a bundle that an evaluation on a split gives."""
+    index = scan(split, info.classes)
+    share = predict_share(network.eval(), info, index, 8, alone(torch.device("cpu")))
+    predictions = merged(index, [share])
+    fields = {"checkpoint": "", "checkpoint_digest": "c" * 64, "device": "cpu"}
+    result = summarise(predictions, info, dataset=split.parent, split=split.name, **fields)
+    (folder / METRICS).write_text(result.model_dump_json())
+    (folder / PREDICTIONS).write_text(predictions.to_csv())
+    (folder / REFERENCE).write_text(predictions.sample.to_csv())
 
 
 def record(correct: int, samples: int = 100, **fields: Any) -> Evaluation:

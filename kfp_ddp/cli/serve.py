@@ -26,14 +26,14 @@ from kfp_ddp.models.bundle import REFERENCE
 from kfp_ddp.models.inference_service import RUNTIMES
 
 if TYPE_CHECKING:
+    from kfp_ddp.models.doubt import Thresholds
     from kfp_ddp.models.signature import Signer
     from kfp_ddp.predict import Model
 
 
 BATCH = 8
-LOW = 0.6
-"""Probability of the likeliest class below which the summary counts a picture: of two classes the
-likeliest has at least half."""
+UNSURE = "_unsure"
+"""Folder of `--into` for the pictures that are not sure."""
 _DIGITS = 4
 """Of a probability in a table."""
 
@@ -43,7 +43,11 @@ _DIGITS = 4
 @click.argument("pictures", nargs=-1, metavar="PICTURE...")
 @click.option("--top", type=click.IntRange(1), default=3, help="Number of classes to print.")
 @click.option("--csv", "table", type=FILE, help="Also write a table with a row for each picture.")
-@click.option("--into", type=FOLDER, help="Copy the pictures to a folder for each class in this.")
+@click.option(
+    "--into",
+    type=FOLDER,
+    help="Copy the pictures to a folder for each class in this, unsure ones to _unsure.",
+)
 @click.option(
     "--explain",
     type=FOLDER,
@@ -104,9 +108,10 @@ def predict(
     with writing(table or into or explain or Path()):
         answers = _predict(model, paths, top, outputs, width)
     if as_json:
-        echo_json({"bundle": bundle, "runtime": model.runtime, "pictures": answers})
+        about = {"bundle": bundle, "runtime": model.runtime, "notes": model.thresholds.notes}
+        echo_json({**about, "pictures": answers})
     elif table or len(answers) > 1:
-        _print_summary(answers, table)
+        _print_summary(answers, table, model.thresholds)
     failed = sum("error" in answer for answer in answers)
     if failed:
         raise InputError(f"{failed} of {plural(len(answers), 'picture')} cannot be read")
@@ -136,7 +141,8 @@ def _predict(
             continue
         name = answer["classes"][0]["class"]
         if outputs.into is not None:
-            shutil.copy2(path, _new_file(outputs.into / folders[name], path.name))
+            folder = UNSURE if answer["sure"] is False else folders[name]
+            shutil.copy2(path, _new_file(outputs.into / folder, path.name))
         if outputs.explain is not None:
             target = _new_file(outputs.explain, f"{path.stem}.png")
             model.explain(path, model.classes.index(name)).save(target)
@@ -224,17 +230,18 @@ def _pictures(path: Path) -> list[Path]:
 
 def _answers(model: "Model", paths: list[Path], top: int) -> list[dict[str, Any]]:
     """Classify a batch of pictures; if one cannot be read, each on its own."""
-    from kfp_ddp.predict import ranking
+    from kfp_ddp.predict import ranking, softmax
 
     try:
-        probabilities = model(paths)
+        scores = model.scores(paths)
     except InputError as error:
         if len(paths) == 1:
             return [{"picture": str(paths[0]), "error": str(error)}]
         return [answer for path in paths for answer in _answers(model, [path], top)]
+    answers = zip(paths, model.thresholds.sure(scores), softmax(scores), strict=True)
     return [
-        {"picture": str(path), "classes": ranking(model.classes, row, top)}
-        for path, row in zip(paths, probabilities, strict=True)
+        {"picture": str(path), "sure": sure, "classes": ranking(model.classes, row, top)}
+        for path, sure, row in answers
     ]
 
 
@@ -246,35 +253,45 @@ def _print_classes(answer: dict[str, Any], width: int) -> None:
     if len(name) > width:
         name = f"…{name[1 - width :]}"
     classes = [f"{row['class']} {row['probability']:.1%}" for row in answer["classes"]]
+    if answer["sure"] is False:
+        classes.append("unsure")
     echo(f"{name:<{width}}  {'  '.join(classes)}")
 
 
-def _print_summary(answers: Sequence[dict[str, Any]], table: Path | None) -> None:
+def _print_summary(
+    answers: Sequence[dict[str, Any]], table: Path | None, thresholds: "Thresholds"
+) -> None:
     """Print the number of pictures of each class, of unsure and of unreadable ones."""
     likeliest = [answer["classes"][0] for answer in answers if "error" not in answer]
     counts = Counter(map(itemgetter("class"), likeliest))
     counts["cannot be read"] += len(answers) - len(likeliest)
-    unsure = sum(likely["probability"] < LOW for likely in likeliest)
+    unsure = sum(answer.get("sure") is False for answer in answers)
     total = plural(len(answers), "picture")
     echo(f"{total} by class:")
     for name, count in (+counts).most_common():
         echo(f"{count:>7,}  {name}")
-    echo(f"probability below {LOW:.0%}: {unsure:,} of {total}")
+    if thresholds.known:
+        echo(f"unsure: {unsure:,} of {total}")
+    for note in thresholds.notes:
+        echo(note)
     if table is not None:
         echo(f"wrote {table}, {plural(len(answers), 'row')}")
 
 
 def write_table(file: Path, answers: list[dict[str, Any]], top: int) -> None:
-    """Write a CSV with the likeliest classes, or the error, of each picture."""
+    """Write a CSV with the likeliest classes, and if they are sure, or the error of each."""
+    from kfp_ddp.models.doubt import WORDS
+
     names: list[str] = []
     for rank in range(1, top + 1):
         names += [f"class {rank}", f"probability {rank}"]
-    rows: list[list[Any]] = [["picture", *names, "error"]]
+    rows: list[list[Any]] = [["picture", *names, "sure", "error"]]
     for answer in answers:
         values: list[Any] = []
         for likely in answer.get("classes", ()):
             values += [likely["class"], round(likely["probability"], _DIGITS)]
         values += [""] * (len(names) - len(values))
+        values.append(WORDS[answer.get("sure")])
         rows.append([answer["picture"], *values, answer.get("error", "")])
     with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as opened:
         write_for_excel(opened, rows)
@@ -283,7 +300,7 @@ def write_table(file: Path, answers: list[dict[str, Any]], top: int) -> None:
 def _folder_names(classes: Sequence[str]) -> dict[str, str]:
     """Return a folder name for each class, without characters that could leave a folder."""
     names = [re.sub(r"[^\w .-]|^[ .]+|[ .]+$", "_", name) or "_" for name in classes]
-    counts = Counter(map(str.casefold, names))
+    counts = Counter(map(str.casefold, [UNSURE, *names]))
     return {
         original: f"{name}-{number}" if counts[name.casefold()] > 1 else name
         for number, (original, name) in enumerate(zip(classes, names, strict=True))
@@ -385,6 +402,8 @@ def serve(
     model = ready(bundle, variant, threads, find_signer(key), max_pixels)
     host = "localhost" if listen in ("0.0.0.0", "::", "::1") else listen  # noqa: S104
     what = f"{model.sealed.uri} ({model.sealed.version}), {model.file} in {model.loaded.runtime}"
+    for note in model.thresholds.notes:
+        echo(note, err=True)
     from kfp_ddp.serve.kserve_server import serve
 
     serve(

@@ -27,6 +27,7 @@ from kfp_ddp.core.spreadsheet import Reader, write_for_excel
 from kfp_ddp.core.text import from_json, one_line, printable
 from kfp_ddp.datasets.names import apply
 from kfp_ddp.evaluation.request import PARQUET, PredictionRequest, suffix_of
+from kfp_ddp.models.doubt import WORDS
 from kfp_ddp.pictures.sides import is_image, is_needless, no_images
 from kfp_ddp.storage.kinds import kind_of, open_source, open_store
 from kfp_ddp.storage.listing import Listing, weakness
@@ -60,7 +61,9 @@ class Table:
         self.bundle = bundle
         self.suffix = suffix_of(uri)
         self.probabilities = [PROBABILITY + name for name in classes]
-        self.columns = ["name", "class", *self.probabilities, "bundle", "reason", "object"]
+        earlier = ["name", "class", *self.probabilities, "bundle", "reason", "object"]
+        self.columns = [*earlier, "sure"]
+        self.readable = (self.columns, earlier)
         self.store = open_store(parent or slash or ".")
         self.parts = f"{self.name}.parts/"
         self.record = f"{self.name}.json"
@@ -115,12 +118,12 @@ class Table:
                 lines: Iterator[Any] = _lines(file) if file else iter([self.columns])
                 try:
                     columns = next(lines)
-                    for row in lines if columns == self.columns else ():
+                    for row in lines if columns in self.readable else ():
                         at = self._position(row, listing)
                         if at > last:
                             yield at, row
                             last = at
-                    if columns == self.columns:
+                    if columns in self.readable:
                         continue
                 except (ValueError, TypeError) as error:
                     columns = [one_line(f"{type(error).__name__}: {error}", 200)]
@@ -138,7 +141,8 @@ class Table:
 
         Raise ValueError or TypeError for what is no row.
         """
-        texts = [row[name] for name in ("name", "class", "bundle", "reason", "object")]
+        row.setdefault("sure", "")  # rows of earlier versions have none
+        texts = [row[name] for name in ("name", "class", "bundle", "reason", "object", "sure")]
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("a text is missing")
         for name in self.probabilities:
@@ -201,11 +205,13 @@ class Table:
     def join(self, listing: Listing, record: dict[str, Any]) -> None:
         """Make the table of all rows, and its record; raise UnavailableError without a part."""
         counts = Counter[str]()
+        answers = Counter[str]()
         done = bytearray(len(listing))
 
         def counted() -> Iterator[Row]:
             for at, row in self.rows(listing):
                 counts[row["class"]] += 1
+                answers[row["sure"]] += 1
                 done[at] = True
                 yield row
 
@@ -221,6 +227,7 @@ class Table:
             self.store.put(file, self.name)
         unreadable = counts.pop("", 0)
         record |= {"rows": len(listing), "unreadable": unreadable, "bundle": self.bundle}
+        record["unsure"] = answers[WORDS[False]]
         text = json.dumps(record | {"classes": dict(sorted(counts.items()))}, indent=1)
         self.store.write(self.record, text.encode())
         self.delete_parts()

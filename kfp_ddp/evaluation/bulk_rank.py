@@ -22,10 +22,12 @@ from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
 from kfp_ddp.evaluation import bulk_sample
 from kfp_ddp.evaluation.bulk import LOST, Row, Table, content_of, list_objects
-from kfp_ddp.evaluation.drift import Rows, Sample, compare, read_reference
+from kfp_ddp.evaluation.drift import Sample, compare
 from kfp_ddp.evaluation.evaluator import Subject, read_bundle
 from kfp_ddp.evaluation.predict import EMBEDDED, Work, scored
 from kfp_ddp.evaluation.request import PredictionRequest
+from kfp_ddp.models import doubt
+from kfp_ddp.models.doubt import WORDS, Rows, Thresholds, read_reference
 from kfp_ddp.models.signature import Signer, signer_of
 from kfp_ddp.pictures import decoder
 from kfp_ddp.pictures.reading import Reading
@@ -54,7 +56,7 @@ class Local(NamedTuple):
         for at, name in enumerate(self.listing.names):
             row = self.known.get(at) or {"reason": _reason(self.images.paths[at], reading)}
             own = {"name": name, "bundle": bundle, "object": content_of(self.listing, at)}
-            yield {"class": "", "reason": "", **row, **own}
+            yield {"class": "", "reason": "", "sure": "", **row, **own}
 
 
 def predict_share(
@@ -88,7 +90,7 @@ def predict_share(
         raise UnavailableError(f"the champion of {request.bundle} has changed: run again")
     world.print(f"{len(listing):,} objects, {missing:,} of them to predict")
     if missing:
-        _predict(request, table, subject, todo, world)
+        _predict(request, table, subject, todo, world, doubt.read(bundle))
     if world.to_first(missing) is not None:  # when all ranks are done
         sample, new = bulk_sample.read(table, listing, reference)
         drift = {"drift": compare(reference, sample), "drift_of_new": compare(reference, new)}
@@ -99,9 +101,16 @@ def predict_share(
 
 
 def _predict(
-    request: PredictionRequest, table: Table, subject: Subject, todo: str, world: World
+    request: PredictionRequest,
+    table: Table,
+    subject: Subject,
+    todo: str,
+    world: World,
+    thresholds: Thresholds,
 ) -> None:
     """Predict this rank's shards of a list; the next one is downloaded meanwhile."""
+    for note in thresholds.notes:
+        world.print(note)
     sample = Sample()
     source = open_source(request.source, SourceOptions(requester_pays=request.requester_pays))
     info = subject.info
@@ -145,9 +154,11 @@ def _predict(
             positions = batch.positions.tolist()
             names = [begun[0].listing.names[at] for at in positions]
             sample.add(names, batch.scores, batch.features[:, :EMBEDDED])
-            for at, label, row in zip(positions, labels, rows, strict=True):
+            sure = thresholds.sure(batch.scores.numpy())
+            for at, label, row, answer in zip(positions, labels, rows, sure, strict=True):
                 values = dict(zip(table.probabilities, row, strict=True))
-                begun[0].known[at] = {"class": info.classes[label], **values}
+                about = {"class": info.classes[label], "sure": WORDS[answer]}
+                begun[0].known[at] = {**about, **values}
         for local in begun:
             finish(local)
 

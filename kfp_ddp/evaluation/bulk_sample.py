@@ -12,7 +12,8 @@ from kfp_ddp.core.log import log
 from kfp_ddp.core.spreadsheet import Reader, write_rows
 from kfp_ddp.core.text import one_line, printable
 from kfp_ddp.evaluation.bulk import SAMPLE, Table, content_of
-from kfp_ddp.evaluation.drift import Rows, Sample, key_of
+from kfp_ddp.evaluation.drift import Sample, key_of
+from kfp_ddp.models.doubt import Rows
 from kfp_ddp.storage.listing import Listing
 
 _COLUMNS = ["name", "bundle", "object"]

@@ -11,25 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.spreadsheet import Reader, write_rows
-from kfp_ddp.models.bundle import LARGEST_CONFIG, REFERENCE, Bundle
+from kfp_ddp.core.spreadsheet import write_rows
+from kfp_ddp.models.bundle import REFERENCE
+from kfp_ddp.models.doubt import COLUMNS, ROUNDING, Rows, confidence_and_energy
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SIZE = 1000
 """Images of a sample: a difference of 0.1 between two distributions is significant then."""
-COLUMNS = ["confidence", "energy"]
-"""The first columns; the others are of the embedding."""
 LEVEL = 0.01
 """Images differ below this p-value: once in a hundred comparisons of equal ones."""
-_ROUNDING = 1e-4
-"""Of the largest value: values that are as close are equal. What a network computes for an image
-differs by some 1e-6 between CPUs and sizes of batches, and `reference.csv` has six digits. Copies
-of one image would otherwise differ in every column."""
-
-Rows = tuple[list[str], NDArray[np.float64]]
-"""Names of columns, and values (images, columns)."""
 
 
 class Sample:
@@ -43,17 +35,12 @@ class Sample:
         self.rows: dict[bytes, list[float]] = {}
 
     def add(self, names: Iterable[str], logits: "Tensor", embedding: "Tensor") -> None:
-        """Add a batch: logits (N, classes) and embedding (N, any), on the CPU.
-
-        Confidence is the highest probability, energy the logsumexp (arXiv:2010.03759).
-        """
+        """Add a batch: logits (N, classes) and embedding (N, any), on the CPU."""
         keys = list(map(key_of, names))
         last = max(self.rows) if len(self.rows) == SIZE else b"\xff" * 33
         chosen = [at for at, key in enumerate(keys) if key < last]  # of a large split, nearly none
-        scores = logits[chosen].double().numpy()
-        peaks = scores.max(1, keepdims=True)
-        totals = np.exp(scores - peaks).sum(1, keepdims=True)
-        rows = np.hstack([1 / totals, peaks + np.log(totals), embedding[chosen].numpy()])
+        both = confidence_and_energy(logits[chosen].numpy())
+        rows = np.column_stack([*both, embedding[chosen].numpy()])
         self.merge([dict(zip((keys[at] for at in chosen), rows.tolist(), strict=True))])
 
     def merge(self, others: Iterable[dict[bytes, list[float]]]) -> "Sample":
@@ -83,22 +70,6 @@ def key_of(name: str) -> bytes:
     return hashlib.sha256(name.encode(errors="surrogateescape")).digest()
 
 
-def read_reference(bundle: Bundle) -> Rows | None:
-    """Return the sample of a bundle, None without one; raise InputError if it is invalid."""
-    content = bundle.read(REFERENCE, LARGEST_CONFIG)
-    if content is None:
-        return None
-    try:
-        columns, rows = _parse(content.decode())
-        if columns[:2] != COLUMNS or not len(rows) or not np.isfinite(rows).all():
-            raise ValueError(f"its columns are not {', '.join(COLUMNS)}, … of numbers")
-    except ValueError as error:
-        raise InputError(
-            f"{REFERENCE} of {bundle.uri} is invalid ({error}): export again"
-        ) from None
-    return columns, rows
-
-
 def compare(reference: Rows | None, sample: Sample) -> dict[str, Any]:
     """Return how a sample compares with that of a bundle, for JSON; {} if one of both is empty.
 
@@ -118,21 +89,13 @@ def compare(reference: Rows | None, sample: Sample) -> dict[str, Any]:
     largest = np.abs(np.concatenate([rows, images])).max(0)
     embedding = slice(len(COLUMNS), None)
     largest[embedding] = largest[embedding].max()  # their sums round alike, also those near 0
-    both = zip(rows.T, images.T, _ROUNDING * largest, strict=True)
+    both = zip(rows.T, images.T, ROUNDING * largest, strict=True)
     distances = [_distance(*one) for one in both]
     at = int(np.argmax(distances))
     p_value = min(1.0, len(columns) * _p_value(distances[at], len(images), len(rows)))
     most = {"column": columns[at], "distance": distances[at]}
     sizes = {"images": len(images), "reference": len(rows)}
     return {"differs": p_value < LEVEL, "p_value": p_value, **most, **sizes}
-
-
-def _parse(table: str) -> Rows:
-    """Return the columns, and the rows; raise ValueError without rows of numbers."""
-    reader = Reader(io.StringIO(table, newline=""))
-    columns = reader.columns
-    rows = np.array([list(row.values()) for row in reader], float)
-    return columns, rows.reshape(-1, len(columns))
 
 
 def _distance(

@@ -206,7 +206,7 @@ def predict(
 
         predict_share(request)
     record = target.read_record()
-    for name in ("rows", "unreadable", "computed", "seconds"):
+    for name in ("rows", "unreadable", "unsure", "computed", "seconds"):
         prediction_metrics.log_metric(name, record[name])
     for artifact in (prediction_metrics, prediction_record):
         write_artifact(artifact, json.dumps(record, indent=1))

@@ -25,7 +25,7 @@ _FILES = {
     bundle.CONFIG: "configuration of training and export",
     bundle.METRICS: "the evaluation",
     "predictions.csv": "the prediction for each sample, to compare a challenger with",
-    bundle.REFERENCE: "what the network computes for a sample of the images, to compare others",
+    bundle.REFERENCE: "confidence and energy of a sample of the images, to compare others",
     bundle.PARITY: "agreement of each format with the checkpoint",
     bundle.VARIANTS: "the further forms, evaluated on the complete split, and those left out",
     bundle.PROVENANCE: "checkpoint, data, code, image and packages, as a CycloneDX document",

@@ -2,7 +2,9 @@
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,6 +26,12 @@ LARGEST_PREDICTIONS = 512 << 20
 PREDICTION_COLUMNS = ("path", "target", "predicted", "confidence", "loss")
 _FEWEST = 3
 """Samples of a class that is named as never right."""
+FEWEST_KEPT = 20
+"""Images from which a threshold is found."""
+_FEWEST_WRONG = 5
+"""Mistakes from which a threshold is found."""
+_MOST_WRONG = 0.5
+"""Share of mistakes among the kept images, of that among all."""
 Z_95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 Better = Literal["", "higher", "lower"]
 Place = Literal["kfp", "mlflow", "summary", "card", "page", "comparison"]
@@ -163,6 +171,26 @@ class Prediction(NamedTuple):
 
     target: str
     correct: bool
+    confidence: float = math.nan
+    """Probability of the predicted class; NaN if it is unknown."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, str]) -> "Prediction":
+        """Return that of a row; raise ValueError or KeyError for what is no row."""
+        correct = row["target"] == row["predicted"] != ""
+        return cls(row["target"], correct, float(row.get("confidence", math.nan)))
+
+
+class Cut(NamedTuple):
+    """The evaluated images that are kept if the less probable predictions are passed on."""
+
+    probability: float
+    """The lowest one of a kept image."""
+    kept: int
+    passed_on: float
+    """Share of all images."""
+    wrong: float
+    """Share of the kept ones."""
 
 
 class Evaluation(Stored):
@@ -255,10 +283,7 @@ class Evaluation(Stored):
     def parse_predictions(self, content: bytes, uri: str) -> dict[str, Prediction]:
         """Return the predictions in the content of `uri` by path; raise as `read_predictions`."""
         try:
-            predictions = {
-                r["path"]: Prediction(r["target"], r["target"] == r["predicted"] != "")
-                for r in prediction_rows(content)
-            }
+            predictions = {r["path"]: Prediction.of(r) for r in prediction_rows(content)}
         except (ValueError, KeyError) as error:
             raise InputError(
                 f"{uri} has no predictions: {reason(error)}; run evaluate again"
@@ -318,6 +343,46 @@ def _read(path: Path, limit: int, what: str) -> bytes:
         raise InputError(
             f"the {what} {path} cannot be read: {reason(error)}; run evaluate first"
         ) from None
+
+
+def cuts(predictions: Iterable[Prediction]) -> list[Cut]:
+    """Return what is kept from each probability of a prediction on, the highest first.
+
+    Empty if a probability is unknown.
+    """
+    ordered = sorted(predictions, key=lambda one: -one.confidence)
+    if not all(math.isfinite(one.confidence) for one in ordered):
+        return []
+    found = []
+    kept = 0
+    wrong = 0
+    for probability, same in groupby(ordered, key=attrgetter("confidence")):
+        right = [one.correct for one in same]
+        kept += len(right)
+        wrong += right.count(False)
+        found.append(Cut(probability, kept, 1 - kept / len(ordered), wrong / kept))
+    return found
+
+
+def best_cut(result: Evaluation, found: Sequence[Cut]) -> Cut:
+    """Return the cut that keeps most of the images of which half as many, in shares, are wrong.
+
+    Raise InputError if there is none.
+    """
+    wrong = result.samples - result.correct
+    if wrong < _FEWEST_WRONG:
+        raise InputError(
+            f"the evaluation has {wrong} mistakes in {result.samples:,} images, and a threshold "
+            f"needs {_FEWEST_WRONG}: evaluate on more images"
+        )
+    most = _MOST_WRONG * wrong / result.samples
+    suited = [cut for cut in found if cut.wrong <= most]
+    if not suited or suited[-1].kept < FEWEST_KEPT:
+        raise InputError(
+            f"there are no {FEWEST_KEPT} of {result.samples:,} evaluated images, the most probable "
+            "ones, of which half as many are wrong as of all: evaluate on more images"
+        )
+    return suited[-1]
 
 
 def wilson(correct: int, samples: int) -> tuple[float, float]:

@@ -46,6 +46,7 @@ def html(folder: Path, bundle: Path | None = None) -> str:
         curves=training_curves(material.events),
         time=time_section(material.events),
         calibration=sections.calibration(result),
+        doubt=sections.doubt(material),
         confusion=None if perfect else sections.confusion(material),
         confusions=[] if perfect else material.confusions[:_MAX_CONFUSIONS],
         classes=classes,

@@ -19,7 +19,9 @@ from kfp_ddp.models.evaluation import (
     FILE,
     LARGEST_PREDICTIONS,
     Compared,
+    Cut,
     Evaluation,
+    cuts,
     prediction_rows,
 )
 from kfp_ddp.training.spec.metrics import read_events
@@ -168,6 +170,14 @@ class Material:
         if self.result.confusion is not None:
             return confusions(self.result)
         return _ranked(_count_pairs(self.folder / self.result.predictions), self.result)
+
+    @cached_property
+    def cuts(self) -> list[Cut]:
+        """What is kept from each probability on; empty without the predictions of the record."""
+        try:
+            return cuts(self.result.read_predictions(self.folder).values())
+        except InputError:
+            return []
 
     @property
     def name(self) -> str:

@@ -1,5 +1,6 @@
 """Values of the template `evaluation.html`, section by section."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -8,13 +9,17 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from markupsafe import Markup
 
 from kfp_ddp.core import packed
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.models.evaluation import (
+    FEWEST_KEPT,
     CalibrationBin,
     ClassChange,
     ClassResult,
+    Cut,
     Evaluation,
     Figure,
     Slice,
+    best_cut,
     figures_for,
     wilson,
 )
@@ -31,7 +36,7 @@ from kfp_ddp.report.charts import (
     shorten,
 )
 from kfp_ddp.report.data import Confusion, Material
-from kfp_ddp.report.events import is_number, of_kind, training_time
+from kfp_ddp.report.events import MAX_POINTS, is_number, of_kind, training_time
 from kfp_ddp.report.render import Card, duration, number, percents, points, points_with_interval
 from kfp_ddp.report.training import training_line
 from kfp_ddp.training.spec.config import TrainConfig
@@ -45,6 +50,8 @@ _TOP5_FROM = 20
 """Classes from which top-5 accuracy is of interest."""
 _FORMATS = {"share": ".2%", "number": ".4f", "count": ",d"}
 _BINS = 15
+_PASSED_ON = 0.1
+"""Share of the pictures that somebody looks at, in the sentence above the curve."""
 _PERCENT = Axis(0.0, 1.0, [(tick / 5, f"{tick * 20}%") for tick in range(6)])
 _MIN_BIN = 5
 """Samples from which a calibration bin has a dot."""
@@ -191,6 +198,28 @@ def calibration(result: Evaluation) -> list[Markup]:
     """Return charts of accuracy and samples by confidence; [] without samples."""
     bins = [one for one in result.calibration if one.samples]
     return [_calibration_accuracy(bins), _calibration_samples(bins)] if bins else []
+
+
+def doubt(material: Material) -> dict[str, Any]:
+    """Return what is wrong if the less probable pictures are passed on; {} if that is unknown."""
+    found = material.cuts
+    if not found or not found[-1].wrong:
+        return {}
+    tenth = next(cut for cut in found if cut.passed_on <= _PASSED_ON)
+    words = (
+        f"If it may pass on {_PASSED_ON:.0%} of the pictures, the least probable ones, "
+        f"{tenth.wrong:.1%} of the rest are wrong; of all pictures {found[-1].wrong:.1%} are."
+    )
+    try:
+        chosen = best_cut(material.result, found)
+    except InputError as error:
+        return {"words": words, "threshold": f"No threshold: {error}.", "chart": _doubt(found)}
+    threshold = (
+        f"predict and serve call a picture unsure below a probability of "
+        f"{chosen.probability:.1%}: that are {chosen.passed_on:.1%} of these, and "
+        f"{chosen.wrong:.1%} of the rest are wrong."
+    )
+    return {"words": words, "threshold": threshold, "chart": _doubt(found, chosen)}
 
 
 def confusion(material: Material) -> dict[str, Any]:
@@ -379,6 +408,24 @@ def _calibration_samples(bins: Sequence[CalibrationBin]) -> Markup:
     label = f"Samples by confidence: {counts}"
     key = LegendEntry("square-root scale, so that small bins are visible")
     return plot("Samples", _PERCENT, y, "confidence", shapes, [key], label)
+
+
+def _doubt(found: Sequence[Cut], chosen: Cut | None = None) -> Markup:
+    """Return the curve of mistakes, without its end of few images, and the cut that is chosen."""
+    least = min(FEWEST_KEPT, found[-1].kept)
+    shown = [cut for cut in reversed(found) if cut.kept >= least]
+    highest = max(cut.wrong for cut in shown)
+    ticks = linear(0, highest, 4, percent=True)
+    places = [(_PERCENT.x(cut.passed_on), ticks.y(cut.wrong)) for cut in shown]
+    thinned = [*places[:: math.ceil(len(places) / MAX_POINTS)], places[-1]]
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in thinned)
+    shapes = [Shape(path, "curve", 0)]
+    keys = [LegendEntry("of the rest are wrong", 0)]
+    if chosen is not None:
+        shapes.append(dot(_PERCENT.x(chosen.passed_on), ticks.y(chosen.wrong), 1))
+        keys.append(LegendEntry("unsure, as predict and serve have it", 1))
+    label = f"Mistakes by the share that is passed on, at most {highest:.1%}"
+    return plot("Mistakes", _PERCENT, ticks, "share that is passed on", shapes, keys, label)
 
 
 def _partial_matrix(material: Material, chosen: Sequence[str]) -> Markup:

@@ -177,8 +177,8 @@ def make(
         return HTMLResponse(page, headers={"content-security-policy": _POLICY})
 
     async def predict(request: Request) -> Response:
-        classes = await served.classify(await _picture(request))
-        return JSONResponse({"model": served.name, "version": served.version, "classes": classes})
+        answer = await served.classify(await _picture(request))
+        return JSONResponse({"model": served.name, "version": served.version, **answer})
 
     async def metrics(_: Request) -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)

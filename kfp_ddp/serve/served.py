@@ -20,7 +20,7 @@ from prometheus_client import Gauge, Histogram
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.models import variants
+from kfp_ddp.models import doubt, variants
 from kfp_ddp.models.bundle import LARGEST_MODEL, ONNX, Bundle
 from kfp_ddp.models.champion import open_bundle
 from kfp_ddp.models.interface import Interface, read_interface, read_sample
@@ -40,6 +40,7 @@ class Ready:
     file: str
     interface: Interface
     loaded: Loaded
+    thresholds: doubt.Thresholds
 
     @property
     def form(self) -> tuple[int, int, str, str, Fit, int]:
@@ -73,7 +74,7 @@ def ready(
             f"{file} takes images {list(takes)}, not squares of {interface.size} pixels"
         )
     _test(sealed, loaded, exact=not variant)
-    return Ready(sealed, file, interface, loaded)
+    return Ready(sealed, file, interface, loaded, doubt.read(sealed))
 
 
 def _file(sealed: Bundle, variant: str) -> str:
@@ -141,6 +142,7 @@ class Served(Model):  # type: ignore[misc]
         self.version = model.sealed.version
         self.classes = model.interface.classes
         self.form = model.form
+        self.thresholds = model.thresholds
         self.entry = model.loaded.entry
         self.output = model.loaded.output
         self.batches = Batches(model.loaded, largest, waiting, _BATCHED.observe)
@@ -181,10 +183,12 @@ class Served(Model):  # type: ignore[misc]
             requested_outputs=payload.request_outputs,
         )
 
-    async def classify(self, picture: bytes) -> list[dict[str, Any]]:
-        """Return the classes of a picture with probabilities, the likeliest first."""
-        (row,) = softmax(await self.batches(await self._decoded([picture])))
-        return ranking(self.classes, row)
+    async def classify(self, picture: bytes) -> dict[str, Any]:
+        """Return the classes of a picture, the likeliest first, and if it is sure, for JSON."""
+        logits = await self.batches(await self._decoded([picture]))
+        (row,) = softmax(logits)
+        (sure,) = self.thresholds.sure(logits)
+        return {"sure": sure, "classes": ranking(self.classes, row)}
 
     async def _decoded(self, pictures: list[bytes]) -> Images:
         """Decode pictures in another thread, so that other requests are answered meanwhile."""

@@ -69,13 +69,13 @@ def trained_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trained_checkpoint(trained_dataset: Path) -> Path:
     """A ResNet-8 that tells most of them, below its run's `checkpoints`."""
-    return _train(trained_dataset, trained_dataset.parent / "run")
+    return train(trained_dataset, trained_dataset.parent / "run")
 
 
 @pytest.fixture(scope="session")
 def blurred_checkpoint(trained_dataset: Path) -> Path:
     """The same with filters before its strides."""
-    return _train(trained_dataset, trained_dataset.parent / "blurred", blur_pool=True)
+    return train(trained_dataset, trained_dataset.parent / "blurred", blur_pool=True)
 
 
 @pytest.fixture
@@ -154,7 +154,8 @@ def trained(trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path) -> 
     return Trained(trained_checkpoint, run_dir, trained_dataset)
 
 
-def _train(source: Path, run_dir: Path, blur_pool: bool = False) -> Path:
+def train(source: Path, run_dir: Path, blur_pool: bool = False, steps: int = 40) -> Path:
+    """Train a ResNet-8 on the images of `train`, and return the checkpoint."""
     config = TrainConfig(
         data=str(source),
         val_fraction=0,
@@ -167,13 +168,13 @@ def _train(source: Path, run_dir: Path, blur_pool: bool = False) -> Path:
         blur_pool=blur_pool,
     )
     torch.manual_seed(0)
-    network = build(config.model, len(CLASSES), blur_pool)
     index = scan(source / "train")
+    network = build(config.model, len(index.classes), blur_pool)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9)
     events = []
     images, classes, *_ = next(evaluation_batches(index, SIZE, len(index)))
     targets = torch.tensor(classes)
-    for step in range(1, 41):
+    for step in range(1, steps + 1):
         picks = torch.randperm(len(index))[:64]
         loss = torch.nn.functional.cross_entropy(network(normalise(images[picks])), targets[picks])
         optimizer.zero_grad()

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kfp_ddp.cli.serve import LOW, _folder_names
+from kfp_ddp.cli.serve import UNSURE, _folder_names
 from kfp_ddp.client.run.run_files import StoredFiles
 from kfp_ddp.client.tensorboard import LogDir, fetch_metrics
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.models.evaluation import prediction_rows
 from kfp_ddp.predict import load
 from tests import photographs
 from tests.commands import call, output, refused
@@ -31,12 +32,21 @@ from tests.tolerance import near
 __all__ = ["sealed"]
 
 
-def test_pictures_are_listed_sorted_and_explained(sealed: Path, tmp_path: Path) -> None:
+def copied(file: Path, target: Path) -> Path:
+    target.parent.mkdir()
+    return Path(shutil.copy(file, target))
+
+
+def test_pictures_are_listed_sorted_and_explained(
+    sealed: Path, trained_dataset: Path, tmp_path: Path
+) -> None:
     long = tmp_path / "pictures" / ("long " * 20).strip()
     one, two = sorted(photographs.write(long, 2, ["a"]).rglob("*.jpg"))
     for system in ("@eaDir/IMG.jpg", "#recycle", "__MACOSX", ".Trash-1000/files", "a/.thumbnails"):
         photographs.write(long / system, 1, ["made"])
-    other = photographs.write(tmp_path / "other", 1, ["a"]) / "a" / one.name
+    evaluated = prediction_rows((sealed / "predictions.csv").read_bytes())
+    least = min(evaluated, key=lambda row: float(row["confidence"]))["path"]
+    other = copied(trained_dataset / "val" / least, tmp_path / "other" / one.name)
     broken = tmp_path / "broken.jpg"
     broken.write_text("hello")
     table, into, explained = (tmp_path / name for name in ("table.csv", "sorted", "explained"))
@@ -51,8 +61,9 @@ def test_pictures_are_listed_sorted_and_explained(sealed: Path, tmp_path: Path) 
             assert sum(map(int, re.findall(r"(?m)^ +(\d+)  ", done.stdout))) == 4
             assert re.search(r"(?m)^ +1  cannot be read$", done.stdout)
     answers = json.loads(done.stdout)["pictures"]
-    unsure = sum(one["classes"][0]["probability"] < LOW for one in answers if "classes" in one)
-    assert f"below {LOW:.0%}: {unsure} of 4 " in call(*words).stdout
+    assert answers[2]["sure"] is False
+    unsure = sum(one.get("sure") is False for one in answers)
+    assert f"unsure: {unsure} of 4 " in call(*words).stdout
     assert table.read_bytes().startswith(codecs.BOM_UTF8 + b'"picture"')
     rows = list(csv.DictReader(table.read_text(encoding="utf-8-sig").splitlines()))
     for row, answer, path in zip(rows, answers, (one, two, other, broken), strict=True):
@@ -62,9 +73,12 @@ def test_pictures_are_listed_sorted_and_explained(sealed: Path, tmp_path: Path) 
         short = [str(round(each["probability"], 4)) for each in classes if each["probability"]]
         assert [row["probability 1"], row["probability 2"]] == (short or ["", ""])
         assert row["error"] == answer.get("error", "")
+        assert row["sure"] == {True: "yes", False: "no", None: ""}[answer.get("sure")]
     copies = {path.relative_to(into).as_posix() for path in into.rglob("*.jpg")}
+    assert f"{UNSURE}/{one.name}" in copies
     assert len(copies) == 9  # three times, and nothing is overwritten
-    assert {f"{rows[0]['class 1']}/{name}.jpg" for name in (one.stem, f"{one.stem}-2")} <= copies
+    if rows[0]["sure"] == "yes":
+        assert f"{rows[0]['class 1']}/{one.name}" in copies
     assert len(list(explained.glob("*.png"))) == 9
     with Image.open(one) as photograph, Image.open(explained / f"{one.stem}.png") as picture:
         assert max(picture.size) == max(480, *photograph.size)
@@ -86,7 +100,7 @@ def test_links_and_formulas(sealed: Path, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     one = next(photographs.write(tmp_path / "a", 1, ["a"]).rglob("*.jpg"))
     one.rename("=1+1.jpg")
-    for name in json.loads((sealed / "classes.json").read_text()):
+    for name in (UNSURE, *json.loads((sealed / "classes.json").read_text())):
         Path("sorted", name).mkdir(parents=True)
         Path("sorted", name, "=1+1.jpg").symlink_to(tmp_path / "outside")
     words = ["predict", sealed, "=1+1.jpg", "--into", "sorted", "--csv"]
@@ -98,8 +112,8 @@ def test_links_and_formulas(sealed: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_each_class_has_a_folder_of_its_own() -> None:
-    names = _folder_names(["tulip", "😀", "😁", "../x", "A", "a"])
-    assert list(names.values()) == ["tulip", "_-1", "_-2", "__x", "A-4", "a-5"]
+    names = _folder_names(["tulip", "😀", "😁", "../x", "A", "a", "_Unsure"])
+    assert list(names.values()) == ["tulip", "_-1", "_-2", "__x", "A-4", "a-5", "_Unsure-6"]
 
 
 def test_python_takes_paths_contents_pictures_and_arrays(sealed: Path, tmp_path: Path) -> None:

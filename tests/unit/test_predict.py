@@ -132,7 +132,8 @@ def test_an_unreadable_file_is_reported_in_one_line(tmp_path: Path) -> None:
 
 def test_control_characters_in_names_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     classes = [{"class": "cat\x1b[2J", "probability": 1.0}]
-    predict._print_classes({"picture": "a\x1b]0;t\x07\n.jpg", "classes": classes}, 10)
+    answer = {"picture": "a\x1b]0;t\x07\n.jpg", "sure": None, "classes": classes}
+    predict._print_classes(answer, 10)
     predict._print_classes({"picture": "b", "error": "cannot read b\x1b[2J"}, 10)
     out, err = capsys.readouterr()
     assert out == "…x07\\n.jpg  cat\\x1b[2J 100.0%\n"

@@ -22,7 +22,7 @@ from PIL import Image
 
 from kfp_ddp.components.predict.component import predict as component
 from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
-from kfp_ddp.core.spreadsheet import Reader
+from kfp_ddp.core.spreadsheet import Reader, write_for_excel
 from kfp_ddp.evaluation import bulk_rank
 from kfp_ddp.evaluation import predict as evaluation
 from kfp_ddp.evaluation.bulk import LOST, PROBABILITY, Table
@@ -118,6 +118,11 @@ def test_one_row_for_each_object_as_evaluated(
         assert (row["class"], row["bundle"]) == (one["predicted"], summary["bundle"])
         sure = float(row[f"probability_{row['class']}"])
         assert sure == near(float(one["confidence"] or 0))
+    answers = {name: row["sure"] for name, row in rows.items()}
+    assert {name for name in rows if not answers[name]} == {"broken.jpg", "empty.png", "notes.txt"}
+    below = [one for one in answers if "/" in one and answers[one] == "no"]
+    assert 1 <= len(below) <= 3  # 5 % of what the bundle was evaluated on have less energy
+    assert summary["unsure"] == list(answers.values()).count("no")
     assert sum(summary["classes"].values()) == 52
     assert not list(source.glob("*.parts/*"))
 
@@ -166,6 +171,29 @@ def test_only_what_is_new_or_changed_is_computed(
     with pytest.raises(InputError, match=r"other columns .*probability_a"):
         predict(source, sealed(source.parent / "third", network, renamed), table)
     assert Table(str(table)).read_record() == again
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_rows_of_an_earlier_version_without_sure_stay(
+    source: Path, bundle: Path, tmp_path: Path, suffix: str
+) -> None:
+    table = tmp_path / f"table{suffix}"
+    predict(source, bundle, table)
+    before = rows_of(table)
+    rows = [
+        {name: value for name, value in row.items() if name != "sure"} for row in before.values()
+    ]
+    if suffix == ".csv":
+        with table.open("w", encoding="utf-8", newline="") as file:
+            write_for_excel(file, [list(rows[0]), *(list(row.values()) for row in rows)])
+    else:
+        pq.write_table(pq.read_table(table).drop_columns(["sure"]), table)
+    shutil.copy(source / "green" / "000.png", source / "new.png")
+    summary = predict(source, bundle, table)
+    assert summary["computed"] == 1
+    after = rows_of(table)
+    assert after.pop("new.png")["sure"] == before["green/000.png"]["sure"] != ""
+    assert after == {name: row | {"sure": ""} for name, row in before.items()}
 
 
 @pytest.mark.parametrize(("shard_images", "more"), [(10, 0), (7, 1)])

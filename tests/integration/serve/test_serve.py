@@ -41,6 +41,7 @@ from kfp_ddp.serve.served import ready
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.state.checkpoint import load_model
 from tests.commands import refused
+from tests.evaluations import measured
 from tests.serving import free_port
 from tests.tolerance import assert_computed_alike, near
 from tests.waiting import until
@@ -49,11 +50,18 @@ SIZE = 16
 
 
 @pytest.fixture(scope="module")
-def sealed(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sealed(
+    trained_checkpoint: Path, trained_dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """Return a bundle with the files that a server reads."""
     folder = tmp_path_factory.mktemp("served") / "bundle"
+    return bundle_of(trained_checkpoint, trained_dataset / "val", folder)
+
+
+def bundle_of(checkpoint: Path, split: Path, folder: Path) -> Path:
+    """Make a bundle with the files that a server reads, evaluated on a split."""
     folder.mkdir()
-    model, info = load_model(trained_checkpoint)
+    model, info = load_model(checkpoint)
     servable = formats.Servable(model, info).eval()
     onnx = folder / bundle.ONNX
     formats.write_onnx(formats.trace(servable, SIZE), info, onnx)
@@ -64,6 +72,7 @@ def sealed(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
     image = infra.pattern(SIZE)
     logits = eager(servable)(torch.from_numpy(image)[None])[0].numpy()
     infra.write_sample(folder, image, logits, "squares", 1e-3)
+    measured(folder, model, info, split)
     bundle.seal(folder)
     return folder
 
@@ -265,6 +274,7 @@ def test_picture_gets_names_and_shares(server: Server, sealed: Path, tmp_path: P
     (shares,) = model([path])
     classes = [(one["class"], one["probability"]) for one in answer["classes"]]
     assert answer["version"] == bundle.version(sealed)
+    assert [answer["sure"]] == model.thresholds.sure(model.scores([path]))
     assert classes == [(model.classes[at], near(shares[at])) for at in (-shares).argsort()]
     form = {"file": ("noise.png", content)}
     for kind in ("multipart", "Multipart"):

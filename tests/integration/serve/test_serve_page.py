@@ -14,6 +14,7 @@ import pytest
 import requests
 import websocket
 
+from kfp_ddp.models.evaluation import prediction_rows
 from tests import photographs
 from tests.integration.serve.test_serve import Server, sealed, server
 
@@ -24,6 +25,7 @@ RESULTS = """new Promise(resolve => {
     : resolve([...document.querySelectorAll("#results > li")].map(item => ({
         name: item.querySelector("h2").textContent,
         shares: [...item.querySelectorAll("output")].map(share => parseFloat(share.textContent)),
+        unsure: item.querySelector(".unsure") !== null,
         shown: item.querySelector("img")?.naturalWidth > 0,
         error: item.querySelector(".error")?.textContent})));
   look();
@@ -93,17 +95,27 @@ def page(tmp_path: Path) -> Iterator[Page]:
 
 
 @pytest.mark.slow
-def test_given_pictures_are_classified(page: Page, server: Server, tmp_path: Path) -> None:
+def test_given_pictures_are_classified(
+    page: Page, server: Server, sealed: Path, trained_dataset: Path, tmp_path: Path
+) -> None:
     one, two = sorted(photographs.write(tmp_path / "photos", 2, ["a <b>"]).rglob("*.jpg"))
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(one.read_bytes()[:300])
+    evaluated = prediction_rows((sealed / "predictions.csv").read_bytes())
+    row = min(evaluated, key=lambda row: float(row["confidence"]))
+    least = trained_dataset / "val" / row["path"]
     page.open(server.url)
     page.call("Input.dispatchKeyEvent", type="rawKeyDown", key="Tab", windowsVirtualKeyCode=9)
     assert page.run("document.activeElement.id") == "files"
     root = page.call("DOM.getDocument")["root"]["nodeId"]
     field = page.call("DOM.querySelector", nodeId=root, selector="#files")["nodeId"]
-    page.call("DOM.setFileInputFiles", nodeId=field, files=[str(one), str(broken), str(two)])
-    first, second, third = page.run(RESULTS)
+    page.call(
+        "DOM.setFileInputFiles", nodeId=field, files=[str(one), str(broken), str(two), str(least)]
+    )
+    first, second, third, last = page.run(RESULTS)
+    assert (last["unsure"], second["unsure"]) == (True, False)
+    answer = requests.post(f"{server.url}/predict", one.read_bytes(), timeout=60).json()
+    assert first["unsure"] == (answer["sure"] is False)
     content = base64.b64encode(two.read_bytes()).decode()
     for name, event in (("dropped", DROP), ("pasted", PASTE)):
         page.run(GIVE % (content, name, event))

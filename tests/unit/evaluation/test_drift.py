@@ -9,8 +9,9 @@ import torch
 from scipy import stats  # type: ignore[import-untyped]
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.evaluation.drift import SIZE, Rows, Sample, compare, read_reference
+from kfp_ddp.evaluation.drift import SIZE, Sample, compare
 from kfp_ddp.models.bundle import REFERENCE, Bundle
+from kfp_ddp.models.doubt import Rows, read_reference
 from kfp_ddp.storage.kinds import open_store
 
 HEADER = "confidence,energy,embedding_0,embedding_1,embedding_2,embedding_3\n"

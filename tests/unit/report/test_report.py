@@ -166,6 +166,35 @@ def test_the_head_has_origin_baseline_and_gain_over_the_champion(tmp_path: Path)
     assert "baseline: cat 10.00 points below it" in text(report.html(worse))
 
 
+def test_the_share_of_mistakes_by_what_is_passed_on(tmp_path: Path) -> None:
+    def page(folder: Path, counts: list[list[int]], wrong: str) -> str:
+        """Return the page; the mistakes have another probability than 0.9."""
+        made = reports.make(folder, TWO, counts)
+        table = made / "predictions.csv"
+        rows = table.read_text()
+        for pair in ("cat,dog", "dog,cat"):
+            rows = rows.replace(f"{pair},0.9", f"{pair},{wrong}")
+        table.write_text(rows)
+        return report.html(made)
+
+    some = page(tmp_path / "some", COUNTS, "0.6")
+    assert "If it may pass on 10% of the pictures" in text(some)
+    assert "0.0% of the rest are wrong; of all pictures 8.0% are" in text(some)
+    assert "below a probability of 90.0%: that are 8.0% of these" in text(some)
+    assert "as predict and serve have it" in some
+    alike = page(tmp_path / "alike", COUNTS, "0.9")
+    assert "8.0% of the rest are wrong; of all pictures 8.0% are" in text(alike)
+    assert "No threshold: " in text(alike)
+    assert "as predict and serve have it" not in alike
+    few = page(tmp_path / "few", [[6, 1], [0, 2]], "0.6")
+    assert "No threshold: " in text(few)
+    for folder, counts in (("right", [[5, 0], [0, 5]]), ("none", COUNTS)):
+        made = reports.make(tmp_path / folder, TWO, counts)
+        if folder == "none":
+            (made / "predictions.csv").unlink()
+        assert "Unsure pictures" not in report.html(made)
+
+
 def test_confusions_are_ranked_by_count_and_then_by_share(tmp_path: Path) -> None:
     names = ["large", "other", "small", "tiny", "mate", "none"]
     counts = [
