@@ -128,7 +128,9 @@ def _finish(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
         )
     classes = splits.train.classes
     network = networks.build_for(config, len(classes))
-    initial_weights.load_all(network, config, initial_weights.read(weights), str(weights))
+    saved = initial_weights.read(weights)
+    advice = "set model to the script's network"
+    initial_weights.load_all(network, config, saved, str(weights), advice)
     figures = _result(folder.path / RESULT)
     step = int(figures.pop("step", config.epochs))
     manifest = checkpoint.manifest_of(

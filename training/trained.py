@@ -14,6 +14,10 @@ from kfp_ddp.training.state import checkpoint, initial_weights
 
 SETTING = "checkpoint"
 """Name of the setting that has the weights."""
+_ADVICE = (
+    "set model and image_size to the network of these weights, and classes to a file with the "
+    "names of its classes, if they are not exactly those of the dataset"
+)
 
 
 def load(
@@ -26,7 +30,7 @@ def load(
     weights = initial_weights.read(file, SETTING)
     classes = given or weights.classes or default()
     network = networks.build_for(config, len(classes))
-    initial_weights.load_all(network, config, weights, f"{SETTING}={file}")
+    initial_weights.load_all(network, config, weights, f"{SETTING}={file}", _ADVICE)
     network.eval()
     with torch.no_grad():
         compute_logits(network, config, len(classes), config.image_size)

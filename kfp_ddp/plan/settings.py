@@ -184,8 +184,8 @@ def _check_own_network(run: Run) -> None:
         useless |= {"training": parameters.training, "release": parameters.release}
     for name in filter(useless.get, useless):
         raise InputError(
-            f"{name} is set, but a training, a checkpoint and a bundle have their own: leave it "
-            "out, or give model, the network of the weights in checkpoint"
+            f"{name} sets {', '.join(useless[name])}, but a training, a checkpoint and a bundle "
+            "have their own: leave it out, or give model, the network of the weights in checkpoint"
         )
 
 

@@ -189,16 +189,18 @@ def initialise(
     network.load_state_dict(tensors, strict=False)
 
 
-def load_all(network: nn.Module, config: TrainConfig, weights: Weights, what: str) -> None:
-    """Load the weights of a trained network, with its classifier; raise InputError about `what`."""
+def load_all(
+    network: nn.Module, config: TrainConfig, weights: Weights, what: str, advice: str
+) -> None:
+    """Load the weights of a trained network, with its classifier.
+
+    Raise InputError about `what`; `advice` says what to do if they do not fit.
+    """
     _check_model(weights, config, what)
     # No layer is a head of other classes.
     tensors, places = _fitting(weights, network, (), config)
     if problem := _misfit(tensors, network.state_dict(), (), places, what):
-        raise InputError(
-            f"{what} does not fit {config.model}: {problem}; set model and image_size to the "
-            "network of these weights, and let its classes be those of the weights"
-        )
+        raise InputError(f"{what} does not fit {config.model}: {problem}; {advice}")
     _check_values(tensors, what)
     network.load_state_dict(tensors, strict=False)
 
