@@ -320,9 +320,13 @@ def _with_file_contents(arguments: dict[str, Any]) -> dict[str, Any]:
     if code:
         arguments = {**arguments, "training": {**training, **code}}
     for place in (arguments, arguments.get("training", {})):
-        pretrained = str(place.get("pretrained", ""))
-        if is_path(pretrained) and Path(pretrained).exists():
-            place["pretrained"] = str(Path(pretrained).resolve())
+        for name in ("pretrained", "checkpoint"):
+            path = str(place.get(name, ""))
+            if is_path(path) and Path(path).exists():
+                place[name] = str(Path(path).resolve())
+    names = arguments.get("gate", {}).get("classes", ())
+    if len(names) == 1 and Path(names[0]).is_file():
+        arguments["gate"]["classes"] = _names_in(Path(names[0]))
     return arguments
 
 
@@ -336,6 +340,15 @@ def _located(value: Any, name: str, paths: Mapping[str, str], base: str) -> Any:
         return value
     path = paths.get(name.rpartition(".")[2], _NO_PATH)
     return re.sub(path, lambda found: place_of(found[0], base) or found[0], value)
+
+
+def _names_in(file: Path) -> list[str]:
+    """Return the names of a file: a list in JSON or YAML, or one in each line."""
+    text = text_of(file, "write a name a line")
+    names = _parse_yaml(text)
+    if not isinstance(names, list):
+        names = filter(None, map(str.strip, text.splitlines()))
+    return [str(name) for name in names]
 
 
 def _some(values: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -32,15 +32,19 @@ def sync_dataset(
     name="evaluate-checkpoint",
     display_name="Evaluate a checkpoint or a bundle",
     description="Bucket to verified dataset, evaluation of an existing model, its report and "
-    "the verdict of the gate. Nothing is trained or exported.",
+    "the verdict of the gate. Nothing is trained. With model, checkpoint is weights of that "
+    "network, from anywhere; they are exported, too, and published if blessed.",
 )
 @described
 def evaluate_checkpoint(
     source: str,
     checkpoint: str,
+    model: str = "auto",
+    training: dict = {},  # noqa: B006
     split: str = "val",
     champion: str = "",
     gate: dict = {},  # noqa: B006
+    release: dict = {},  # noqa: B006
     model_name: str = "resnet",
     destination: str = "",
     job: dict = {},  # noqa: B006
@@ -48,13 +52,17 @@ def evaluate_checkpoint(
     work_claim: str = "kfp-ddp-work",
     bucket_secret: str = "kfp-ddp-bucket",  # noqa: S107
 ) -> None:
-    """Sync a bucket, evaluate a model on it, and judge that."""
+    """Sync a bucket, evaluate a model on it, and judge that; export weights of a network."""
     steps = Steps({**locals(), "backend": "local"}, Claims())
     with steps.exit_handler("evaluation"):
         data = steps.data()
-        model = {"checkpoint": checkpoint, "run_dir": ""}
-        result = steps.evaluated(data, model, split=split, **steps.at)
-        steps.judged(result)
+        existing = {"checkpoint": checkpoint, "run_dir": ""}
+        result = steps.evaluated(data, existing, split=split, **steps.at)
+        verdict = steps.judged(result)
+        with dsl.If(model != "auto", name="own-network"):
+            written = {"checkpoint": "", "run_dir": ""}  # beside the evaluation
+            bundle = steps.exported(data, written, result, split=split)
+            steps.published_if(verdict, bundle, result)
 
 
 @dsl.pipeline(

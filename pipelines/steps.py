@@ -267,7 +267,7 @@ class Steps:
         ).set_display_name("gate: accept or reject")
         return small(self.mounted(task, None))
 
-    def exported(self, data: Outputs, model: Outputs, evaluation: Outputs) -> Any:
+    def exported(self, data: Outputs, model: Outputs, evaluation: Outputs, **more: Any) -> Any:
         """Export a bundle of a model, compared on images of `data`, and return its folder."""
         task = export(
             checkpoint=model["checkpoint"],
@@ -276,6 +276,7 @@ class Steps:
             evaluation=evaluation["evaluation"],
             model_name=self.form["model_name"],
             release=self.plan["release"],
+            **more,
         ).set_display_name("export: tested bundle")
         return self.computing(self.mounted(task, data["claim"])).outputs["Output"]
 
@@ -286,6 +287,12 @@ class Steps:
         record = {} if attempt is None else {"attempt": attempt}
         bundle = self.exported(data, model, evaluation)
         verdict = self.judged(evaluation, bundle=bundle, **record)
+        self.published_if(verdict, bundle, evaluation, **record)
+
+    def published_if(
+        self, verdict: dsl.PipelineTask, bundle: Any, evaluation: Outputs, **record: Any
+    ) -> None:
+        """Publish a bundle if the gate's task blesses it; `record` are further inputs."""
         with dsl.If(verdict.outputs["Output"] == True, name="blessed"):  # noqa: E712
             task = publish(
                 bundle=bundle,

@@ -128,11 +128,9 @@ def _finish(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
         )
     classes = splits.train.classes
     network = networks.build_for(config, len(classes))
-    own = network.state_dict()
-    # A script's weights are complete: no layer is a head of other classes.
-    tensors, _ = initial_weights.named_alike(initial_weights.read(weights), own, (), config.model)
+    saved = initial_weights.read(weights)
     advice = "set model to the script's network"
-    networks.fill(network, tensors, str(weights), config.model, advice)
+    initial_weights.load_all(network, config, saved, str(weights), advice)
     figures = _result(folder.path / RESULT)
     step = int(figures.pop("step", config.epochs))
     manifest = checkpoint.manifest_of(

@@ -276,14 +276,14 @@ def check_network(config: TrainConfig, classes: tuple[str, ...]) -> None:
     network.eval()
     for size in sorted({*training, config.image_size}):
         with torch.no_grad():
-            _logits(network, config, len(classes), size)
+            compute_logits(network, config, len(classes), size)
     if config.micro_batch_size == 1 and config.freeze_epochs < config.epochs:
         network.train()
-        _logits(network, config, len(classes), min(training), images=1)
+        compute_logits(network, config, len(classes), min(training), images=1)
     own = None if config.script else own_model.load_for(config)
     if own:
         network.train()
-        logits = _logits(network, config, len(classes), max(training))
+        logits = compute_logits(network, config, len(classes), max(training))
         _check_own_functions(own, network, config, logits)
 
 
@@ -302,9 +302,10 @@ def _check_own_functions(
         own.apply_transforms(image, size, random.Random(0))
 
 
-def _logits(
+def compute_logits(
     network: nn.Module, config: TrainConfig, classes: int, size: int, images: int = 2
 ) -> Tensor:
+    """Return the logits of blank images; raise InputError if the network cannot compute them."""
     name = config.model
     try:
         output: Tensor = network(torch.zeros(images, 3, size, size))

@@ -38,7 +38,8 @@ def evaluate(
 
     Args:
         checkpoint: Folder of the checkpoint, as train returned it. With an empty run_dir also the
-            folder or URI of a bundle, or of a model's exports for the champion.
+            folder or URI of a bundle, or of a model's exports for the champion. With network in
+            options a file of its weights.
         run_dir: Folder of the run, for the evaluation; empty for <work_dir>/<run_id>/evaluate.
         dataset_path: Folder of the dataset version.
         evaluation_metrics: Accuracy with its 95 % interval, top 5, loss, macro F1, calibration

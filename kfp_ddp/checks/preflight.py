@@ -90,6 +90,9 @@ def _plan(run: Run) -> dict[str, Any]:
     gate = dict(run.gate)
     if run.champion and run.champion != run.parameters.exports:
         gate["champion_must_exist"] = True  # every model beats a champion with a mistyped URI
+    measuring = run.measuring
+    if run.own_network:
+        measuring = {**measuring, "network": training_fields(run.config)}
     # A launcher needs little, unless it runs the ranks.
     limits = resources(run.spec).get("limits", {}) if run.parameters.backend == "local" else {}
     names = ("sync_cpu", "sync_memory", "evaluate_cpu", "evaluate_memory")
@@ -99,7 +102,7 @@ def _plan(run: Run) -> dict[str, Any]:
         job={**job, **run.supervision},
         sync=run.sync,
         gate=gate,
-        measuring=run.measuring,
+        measuring=measuring,
         release=run.release,
         service=part_of(run.release, Deployment).service,
         layout={name: getattr(run.config, name) for name in LayoutRule._fields},
@@ -215,7 +218,7 @@ def check_publishing(run: Run) -> None:
 def check_backend(run: Run) -> list[str]:
     """Check the checkpoint to evaluate, this image, or the cluster: where the run computes."""
     if run.parameters.checkpoint:
-        _check_checkpoint(run.parameters.checkpoint)
+        _check_checkpoint(run.parameters.checkpoint, is_file=run.own_network)
         return []
     if run.parameters.backend != "local":
         return _check_cluster(run)
@@ -227,10 +230,16 @@ def check_backend(run: Run) -> list[str]:
     ]
 
 
-def _check_checkpoint(uri: str) -> None:
-    """Raise InputError for a checkpoint that is missing in a bucket; no pod sees a folder here."""
+def _check_checkpoint(uri: str, is_file: bool) -> None:
+    """Raise InputError for a checkpoint that is missing in a bucket; no pod sees a folder here.
+
+    It may be the file of weights with `is_file`.
+    """
     store = open_store(uri)
-    if store.remote and not store.has_files():
+    if not store.remote or store.has_files():
+        return
+    folder, _, name = uri.rpartition("/")
+    if not is_file or not open_store(folder).exists(name):
         raise InputError(f"checkpoint={uri} is not found: correct the URI")
 
 

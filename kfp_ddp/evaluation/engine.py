@@ -66,7 +66,7 @@ def run(
     fields = job_fields(job, image, backend)
     request = EvaluationRequest.create(
         **inputs,
-        of_run=bool(run_dir),
+        of_run=bool(run_dir) and not options.get("network"),
         run_dir=run_dir or create_run_folder(folders.work_dir(work_dir), run_id, "evaluate"),
         data=dataset_path,
         options=Measuring.create(**options),

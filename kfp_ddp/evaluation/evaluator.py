@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from kfp_ddp.core import machine
-from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
+from kfp_ddp.core.errors import InputError, StorageError, UnavailableError, writing
+from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.log import log
+from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.evaluation import results, slices
 from kfp_ddp.evaluation.predict import Predictions, Share, merged, predict_share
@@ -28,7 +30,10 @@ from kfp_ddp.models.signature import check as check_signature
 from kfp_ddp.pictures.sides import TEST, TRAIN
 from kfp_ddp.pictures.splits import Index, sides_of
 from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.training import trained
 from kfp_ddp.training.distributed import World, alone, gpu_or_cpu
+from kfp_ddp.training.prepare import with_splits
+from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.spec.manifest import MANIFEST, read_manifest
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
 
@@ -71,6 +76,8 @@ class Evaluator:
         self.request = request
         self.dataset = Path(request.data)
         self.world = world or alone(gpu_or_cpu())
+        if request.options.network:
+            checkpoint = self.world.from_first(lambda: import_weights(request))
         self.subject = read_model(checkpoint, signer)
         self.info = self.subject.info
         self.index, self.others = sides_of(
@@ -194,6 +201,24 @@ class Evaluator:
         return Measured(predictions, result.model_copy(update=seconds))
 
 
+def import_weights(request: EvaluationRequest) -> Path:
+    """Write weights of a network of the user's own as a checkpoint of the run, and return it.
+
+    Raise InputError if network, weights and classes do not fit, StorageError without space.
+    """
+    run = RunFolder(request.run_dir)
+    places = {"data": request.data, "output_dir": request.run_dir}
+    config = TrainConfig.create(**{**request.options.network, **places})
+    file = Path(request.checkpoint)
+    if is_remote(request.checkpoint):
+        file = weights_download.download(request.checkpoint, run.initial_weights)
+    network, classes = trained.load(
+        config, file, request.options.classes, lambda: with_splits(config)[1].train.classes
+    )
+    with writing(run.checkpoints, results.ADVICE):
+        return trained.save(network, config, classes, run.checkpoints)
+
+
 def read_model(checkpoint: Path | str, signer: Signer | None = None) -> Subject:
     """Return a model and the digest of its checkpoint, a folder step-<number>.
 
@@ -233,7 +258,7 @@ def _with_bundle(champion: Champion | None, uri: str, what: str) -> Champion:
     if champion is None or not champion.version:
         raise InputError(
             f"there is no {what} at {uri}: give a bundle, the folder of a model's exports, or, to "
-            "evaluate, a folder step-<number> of a run"
+            "evaluate, a folder step-<number> of a run, or with model a file of its weights"
         )
     return champion
 

@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from os.path import splitext
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
@@ -22,10 +22,16 @@ PARQUET = ".parquet"
 SPLIT = "^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
+def _as_list(names: object) -> object:
+    """Return a single name as a list of it."""
+    return [names] if isinstance(names, str) else names
+
+
 class Measuring(Settings):
     """Optional measurements, and the key of the champion, which the gate has, too."""
 
     patterns: ClassVar = {KEY_NAME: KEY_NAME_MEANING}
+    set_by_step: ClassVar = frozenset(("network",))
 
     tags: str = ""
     """CSV of tags; accuracy is also reported by their values. A file of the dataset, a path, or
@@ -34,6 +40,24 @@ class Measuring(Settings):
     """Bootstrap samples for the intervals of macro F1 and calibration error; 0 for no such
     intervals."""
     champion_key: ChampionKey = ""
+    classes: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = ()
+    """Names of the classes of a network of your own, in the order of its logits; empty for those
+    that its weights name, or the dataset's, sorted. A command line takes a file: a name a line, or
+    a list in JSON."""
+    network: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the training with model, where the checkpoint is weights of that network alone;
+    empty for a checkpoint or a bundle, which has them."""
+
+    @model_validator(mode="after")
+    def _distinct_classes(self) -> Self:
+        if len(set(self.classes)) != len(self.classes):
+            raise ValueError("classes names one of them twice: correct the list")
+        if len(self.classes) == 1:
+            raise ValueError(
+                f"classes={self.classes[0]!r} is neither a file on this machine nor a list of two "
+                "names or more: correct it"
+            )
+        return self
 
 
 class RankRequest(Settings):

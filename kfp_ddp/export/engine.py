@@ -11,6 +11,7 @@ from typing import Any
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import read_below, sha256, sha256_of_json
 from kfp_ddp.core.log import log
+from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.datasets.access import local_dataset, using
@@ -18,8 +19,10 @@ from kfp_ddp.models import bundle, variants
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants, check_model_name, part_of
 from kfp_ddp.runs.workspace import open_workspace
-from kfp_ddp.training.spec.manifest import read_manifest
+from kfp_ddp.training.spec.manifest import read_manifest, step_dir
 
+WEIGHTS = step_dir(Path(RunFolder.CHECKPOINTS), 0).as_posix()
+"""In a run's folder: the checkpoint of a network that was trained elsewhere."""
 _FORMAT = 2  # of the bundle; existing bundles of another format are not reused
 
 
@@ -40,6 +43,7 @@ def run(
     started = time.monotonic()
     check_model_name(model_name)
     requested = part_of(release, Variants)
+    run_dir = run_dir or evaluation.rsplit("/", 2)[0]
     with (
         open_workspace(run_dir, "export") as task,
         local_dataset(dataset_path, task.path) as data,
@@ -47,7 +51,7 @@ def run(
     ):
         task.download_below(f"{bundle.NAME}/")
         folder = make(
-            task.download(checkpoint),
+            task.download(checkpoint or f"{run_dir}/{WEIGHTS}"),
             task.path,
             data / split,
             task.download_file(evaluation),

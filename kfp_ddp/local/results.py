@@ -200,7 +200,8 @@ def collect_results(output: Path, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "images_per_second": round(images_per_second(output), 1),
         "ranks": next(
-            event["world_size"] for event in _events(output) if event["event"] == "start"
+            (event["world_size"] for event in _events(output) if event["event"] == "start"),
+            0,  # not trained here
         ),
         "files": synced["files"],
         "files_copied": synced["downloaded"],
@@ -213,8 +214,10 @@ def collect_results(output: Path, seconds: float) -> dict[str, Any]:
     }
     for name, (step, artifact) in pictures.items():
         target = output / f"{name}.html"
-        shutil.copyfile(_written(output, f"*/**/{step}/{artifact}")[-1], target)
-        summary[name] = str(target)
+        target.unlink(missing_ok=True)
+        for written in _written(output, f"*/**/{step}/{artifact}")[-1:]:
+            shutil.copyfile(written, target)
+            summary[name] = str(target)
     shutil.rmtree(output / "bundle", ignore_errors=True)
     shutil.copytree(outputs(output, "export")["Output"], output / "bundle")
     summary["bundle"] = str(output / "bundle")
@@ -293,7 +296,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         "report": shown(summary["report"]),
         "sweep": shown(summary["sweep_report"]) if "sweep_report" in summary else "",
         "labels": labels,
-        "loss curve": shown(summary["loss_curve"]),
+        "loss curve": shown(summary["loss_curve"]) if "loss_curve" in summary else "",
         "warning": summary["warnings"],
     }
     return facts(lines)

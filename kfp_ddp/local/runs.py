@@ -252,9 +252,9 @@ def _check_network(config: TrainConfig, photographs: Photographs, ranks: int) ->
     batch, micro = divide(config, photographs.train, ranks, before=None)
     pretrained = config.pretrained
     is_local = is_path(pretrained) and not is_per_node(pretrained)
-    if config.model_code:
-        return
-    if micro > 1 and not is_local:
+    # The networks of libraries are known to work, on more than one image.
+    is_known = not config.model_code and micro > 1
+    if is_known and not is_local:
         return
     from kfp_ddp.training.prepare import check_network  # torch takes seconds
 
@@ -297,15 +297,47 @@ def _title(choice: Choice) -> str:
     return ", ".join(parts)
 
 
-def _plan(run: Run | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _survey(run: Run, arguments: Mapping[str, Any], show: bool) -> survey.Survey | None:
+    """Return the images of a folder here, to show them or to check a network; None for others."""
+    source = run.parameters.source
+    is_needed = show or run.own_network
+    if is_remote(source) or not is_needed:
+        return None
+    training = {"on_bad_image": run.config.on_bad_image, **arguments.get("training", {})}
+    return survey.survey(source, {**arguments, "training": training})
+
+
+def _check_weights(run: Run, surveyed: survey.Survey | None) -> None:
+    """Raise the InputError of the evaluation for weights that do not fit the network."""
+    checkpoint = run.parameters.checkpoint
+    if is_remote(checkpoint):
+        return
+    if not run.own_network:
+        if Path(checkpoint).is_file():
+            raise InputError(
+                f"checkpoint={checkpoint} is a file of weights: name its network, too, with "
+                "--set model=NAME or --set model=net.py:build"
+            )
+        return
+    from kfp_ddp.training import trained  # torch takes seconds
+
+    given = tuple(run.measuring.get("classes", ()))
+    number = surveyed.photographs.classes if surveyed else len(given)
+    if number:
+        of_images = tuple(map(str, range(number)))  # only their number matters
+        trained.load(run.config, Path(checkpoint), given, lambda: of_images)
+
+
+def _plan(
+    run: Run | None, arguments: Mapping[str, Any], surveyed: survey.Survey | None
+) -> dict[str, Any]:
     """Print what a run of a pipeline would do, and return it; None for one without our form."""
     plan: dict[str, Any] = {"settings": _not_empty(arguments)}
     if run is None:
         return plan
-    training = {"on_bad_image": run.config.on_bad_image, **arguments.get("training", {})}
-    surveyed = survey.survey(run.parameters.source, {**arguments, "training": training})
-    say(f"{surveyed.photographs}; {this_machine()}")
-    _show_images(surveyed, complete=True)
+    if surveyed:
+        say(f"{surveyed.photographs}; {this_machine()}")
+        _show_images(surveyed, complete=True)
     run, lines = sized(run)
     plan["runs"] = title(run)
     for line in (plan["runs"], *lines):
@@ -341,8 +373,11 @@ def run(compiled: Path, command: Command) -> tuple[Path, dict[str, Any]]:
         arguments["sync"] = _sync_settings(arguments.get("sync", {}))
     form.check_complete(arguments)
     checked = check_arguments(pipeline, arguments)
+    surveyed = _survey(checked, arguments, command.check) if checked else None
+    if checked:
+        _check_weights(checked, surveyed)
     if command.check:
-        return Path(), _plan(checked, arguments)
+        return Path(), _plan(checked, arguments, surveyed)
 
     text = compiled.read_text(encoding="utf-8")
     output = command.output and command.output.resolve()

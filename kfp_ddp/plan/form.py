@@ -67,7 +67,8 @@ class Parameters(Settings):
     AZURE_STORAGE_KEY. It may be missing, but the name must not be empty."""
     checkpoint: str = ""
     """Model to evaluate without a training: folder or URI of a checkpoint step-<number>, of a
-    bundle, or of a model's exports, which means the champion."""
+    bundle, or of a model's exports, which means the champion; with model a file .pt, .pth or
+    .safetensors with the weights of that network."""
     split: str = "val"
     """Split to evaluate on: val as in the training, and test too where it exists; train, test, or a
     folder of the dataset with class folders."""

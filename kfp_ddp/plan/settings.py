@@ -74,6 +74,11 @@ class Run:
             mounts[work_dir()] = self.parameters.work_claim
         return mounts
 
+    @property
+    def own_network(self) -> bool:
+        """Whether the run evaluates weights of the network that its settings name."""
+        return bool(self.parameters.checkpoint) and self.config.is_set("model")
+
     def check_batch(self) -> None:
         """Raise InputError if strategy or requested batch do not suit a known number of ranks."""
         config = self.config
@@ -134,6 +139,7 @@ def parse(inputs: Mapping[str, Any]) -> Run:
         sweep=sweep,
         trials=_trials(sweep, parameters, inputs),
     )
+    _check_own_network(run)
     if inputs["gpus_per_node"] != -1 or spec.nproc_per_node:
         run.check_batch()
     return run
@@ -166,6 +172,21 @@ def _dataset(parameters: Parameters, publish: str) -> tuple[DatasetSettings, dic
     if dataset.publish == "each-node":
         sync["dry_run"] = True  # the step only lists; each pod downloads
     return dataset, sync
+
+
+def _check_own_network(run: Run) -> None:
+    """Raise InputError for settings that only weights of a network of one's own can have."""
+    if run.own_network:
+        return
+    parameters = run.parameters
+    useless = {"classes": run.measuring.get("classes")}
+    if parameters.checkpoint:
+        useless |= {"training": parameters.training, "release": parameters.release}
+    for name in filter(useless.get, useless):
+        raise InputError(
+            f"{name} sets {', '.join(useless[name])}, but a training, a checkpoint and a bundle "
+            "have their own: leave it out, or give model, the network of the weights in checkpoint"
+        )
 
 
 def _sweep(parameters: Parameters, inputs: Mapping[str, Any]) -> Sweep | None:
@@ -277,8 +298,8 @@ def _gate(parameters: Parameters) -> tuple[dict[str, Any], dict[str, Any], Rules
     measurements = Measuring.create(**measuring)
     if parameters.checkpoint and rules.need_bundle:
         raise InputError(
-            f"gate sets {rules.need_bundle[0]}, which needs a bundle, and this pipeline exports "
-            "none: leave it out"
+            f"gate sets {rules.need_bundle[0]}, which needs a bundle, and this pipeline judges "
+            "without one: leave it out"
         )
     if rules.min_slice_accuracy and not measurements.tags:
         raise InputError(

@@ -60,12 +60,15 @@ class Weights:
     classes: tuple[str, ...] = ()
 
 
-def read(path: Path) -> Weights:
-    """Read the weights of a checkpoint, a bundle, or a file, without its code; raise InputError."""
+def read(path: Path, setting: str = "pretrained") -> Weights:
+    """Read the weights of a checkpoint, a bundle, or a file, without its code; raise InputError.
+
+    `setting` names the path to the user.
+    """
     if _PART.search(path.name) or any(path.glob("*.index.json")):
         raise InputError(
             f"{path} is a part of weights in several files: join them, as by loading all with the "
-            "library that wrote them, and give pretrained one file of torch.save or safetensors"
+            f"library that wrote them, and give {setting} one file of torch.save or safetensors"
         )
     try:
         if (path / BUNDLED).is_file():
@@ -76,12 +79,12 @@ def read(path: Path) -> Weights:
         if path.is_file():
             return _safetensors(path) if _is_safetensors(path) else _saved_by_torch(path)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; correct pretrained") from None
+        raise InputError(f"cannot read {path}: {error.strerror}; correct {setting}") from None
     except (LookupError, TypeError, AttributeError) as error:
         raise no_weights(path / MANIFEST, error) from None
     what = "neither a checkpoint nor a bundle" if path.is_dir() else "missing"
     raise InputError(
-        f"{path} is {what}: give pretrained a folder step-<number> of another run, a bundle, or a "
+        f"{path} is {what}: give {setting} a folder step-<number> of another run, a bundle, or a "
         "file of torch.save or safetensors"
     )
 
@@ -174,23 +177,47 @@ def initialise(
     if config.resume != "never" and checkpoint.steps(RunFolder(config.output_dir).checkpoints):
         return
     weights = _weights_for(config)
-    _check_model(weights, config)
-    own = network.state_dict()
+    what = f"pretrained={config.pretrained}"
+    _check_model(weights, config, what)
     heads = heads_of(network)
-    tensors, places = named_alike(weights, own, heads, config.model, config.image_size)
-    tensors = adapted(network, config.model, tensors)
+    tensors, places = _fitting(weights, network, heads, config)
     sizes = {len(tensors.get(f"{head}weight", ())) for head in heads}
     if not _is_for_classes(weights, sizes, classes):
         tensors = _without(heads, tensors)
         if report:
             log.info(f"pretrained: a new classifier for {len(classes)} classes")
-    if problem := _misfit(tensors, own, heads, places):
+    if problem := _misfit(tensors, network.state_dict(), heads, places, what):
         raise InputError(
-            f"pretrained={config.pretrained} does not fit {config.model}: {problem}; set model to "
-            "the network of these weights, or use other weights"
+            f"{what} does not fit {config.model}: {problem}; set model to the network of these "
+            "weights, or use other weights"
         )
-    _check_values(tensors, config.pretrained)
+    _check_values(tensors, what)
     network.load_state_dict(tensors, strict=False)
+
+
+def load_all(
+    network: nn.Module, config: TrainConfig, weights: Weights, what: str, advice: str
+) -> None:
+    """Load the weights of a trained network, with its classifier.
+
+    Raise InputError about `what`; `advice` says what to do if they do not fit.
+    """
+    _check_model(weights, config, what)
+    # No layer is a head of other classes.
+    tensors, places = _fitting(weights, network, (), config)
+    if problem := _misfit(tensors, network.state_dict(), (), places, what):
+        raise InputError(f"{what} does not fit {config.model}: {problem}; {advice}")
+    _check_values(tensors, what)
+    network.load_state_dict(tensors, strict=False)
+
+
+def _fitting(
+    weights: Weights, network: nn.Module, heads: tuple[str, ...], config: TrainConfig
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return what `named_alike` does, adapted to the network."""
+    own = network.state_dict()
+    tensors, places = named_alike(weights, own, heads, config.model, config.image_size)
+    return adapted(network, config.model, tensors), places
 
 
 def _weights_for(config: TrainConfig) -> Weights:
@@ -206,15 +233,15 @@ def _weights_for(config: TrainConfig) -> Weights:
     return read(Path(source))
 
 
-def _check_model(weights: Weights, config: TrainConfig) -> None:
+def _check_model(weights: Weights, config: TrainConfig, what: str) -> None:
     """Raise InputError for weights of another network, if both are known by their names."""
     own_code = config.model_code or ".py:" in weights.model
     if not weights.model or own_code:
         return
     if (weights.model, weights.blur_pool) != (config.model, config.blur_pool):
         raise InputError(
-            f"pretrained={config.pretrained} is a {weights.model}, not a {config.model} with the "
-            "same blur_pool: set model and blur_pool as that run did"
+            f"{what} is a {weights.model}, not a {config.model} with the same blur_pool: set model "
+            "and blur_pool as that run did"
         )
 
 
@@ -230,20 +257,20 @@ def _without(heads: tuple[str, ...], tensors: dict[str, Tensor]) -> dict[str, Te
     return {name: value for name, value in tensors.items() if not name.startswith(heads)}
 
 
-def _check_values(tensors: dict[str, Tensor], source: str) -> None:
+def _check_values(tensors: dict[str, Tensor], what: str) -> None:
     """Raise InputError unless all tensors are dense, real and finite."""
     for name, value in tensors.items():
         dense = value.layout == torch.strided and value.device.type == "cpu"
         is_real = not value.is_quantized and not value.is_complex()
         if not (dense and is_real):
             raise InputError(
-                f"pretrained={source} has no real, dense tensor on the CPU in {name}: save the "
-                "state_dict with such tensors"
+                f"{what} has no real, dense tensor on the CPU in {name}: save the state_dict with "
+                "such tensors"
             )
     if broken := not_finite(tensors):
         raise InputError(
-            f"pretrained={source} has NaN or infinite values in {broken}: use weights of a run "
-            "that did not diverge"
+            f"{what} has NaN or infinite values in {broken}: use weights of a run that did not "
+            "diverge"
         )
 
 
@@ -258,7 +285,7 @@ def network_of(path: Path) -> str:
         own = network.state_dict()
         heads = heads_of(network)
         tensors, places = named_alike(weights, own, heads, model)
-        if not _misfit(_without(heads, tensors), own, heads, places):
+        if not _misfit(_without(heads, tensors), own, heads, places, "pretrained"):
             return model
     return ""
 
@@ -348,6 +375,7 @@ def _misfit(
     own: dict[str, Tensor],
     heads: tuple[str, ...],
     places: Sequence[str],
+    what: str,
 ) -> str:
     """Describe the first tensors that do not fit; '' if all do, InputError if other places do."""
     missing: list[str] = []
@@ -363,8 +391,8 @@ def _misfit(
     kinds = [kind for kind in (missing, shapes, unknown) if kind]
     if not kinds and len(places) > 1:
         raise InputError(
-            f"pretrained has several state_dicts that fit, in {places[0]} and {places[1]}: save "
-            "the one to start from as a file of its own"
+            f"{what} has several state_dicts that fit, in {places[0]} and {places[1]}: save the "
+            "one to use as a file of its own"
         )
     return ", ".join(map(_first_of, kinds))
 
