@@ -12,12 +12,12 @@ from kfp import dsl
     ],
 )
 def job(
-    run_id: str,
-    task_name: str,
-    task_id: str,
     image: str,
     job_object: dsl.Output[dsl.Artifact],
     task_config: dsl.TaskConfig,
+    run_id: str = "",
+    task_name: str = "",
+    task_id: str = "",
     kind: str = "pytorchjob",
     work_dir: str = "",
     command: list = [],  # noqa: B006
@@ -32,13 +32,14 @@ def job(
     """Run a PyTorchJob, TrainJob, TFJob, MPIJob, XGBoostJob or RayJob, followed as if run here.
 
     Args:
-        run_id: Id of the pipeline run.
-        task_name: Name of this task in the pipeline: each task of a run has its own jobs.
-        task_id: The pipeline's task id, which tells iterations of a loop apart; empty outside of a
-            pipeline.
         image: Container image of the workers.
         job_object: The job as it ended, for the record.
         task_config: What is set on this task, filled in by KFP: it reaches the workers.
+        run_id: Id of the pipeline run; '' for that of the step's own pod.
+        task_name: Name of this task in the pipeline; '' for that of the step's own pod. Each task
+            of a run has its own jobs.
+        task_id: The pipeline's task id, which tells iterations of a loop apart; '' for none, or
+            where run_id or task_name is empty, for what the step's own pod has.
         kind: Kind of job: pytorchjob, tfjob, mpijob and xgboostjob are of the Training Operator,
             trainjob of Kubeflow Trainer, rayjob of KubeRay.
         work_dir: Folder on a PVC. After an eviction, the logs continue from the position saved

@@ -68,11 +68,16 @@ def test_metadata_is_valid(folder: Path) -> None:
 
 @components
 def test_folder_has_owners_readme_and_one_module_with_its_function(folder: Path) -> None:
-    assert {path.name for path in folder.glob("*.py")} == {"__init__.py", "component.py"}
+    modules = {path.name for path in folder.glob("*.py")}
+    assert modules - {"example_pipelines.py"} == {"__init__.py", "component.py"}
     assert re.search(r"^approvers:\n- *\S", (folder / "OWNERS").read_text(), re.M)
     assert (folder / "README.md").read_text().startswith(f"# {folder.name}\n")
     module = importlib.import_module(f"kfp_ddp.components.{folder.name}.component")
-    assert getattr(module, folder.name).component_spec.name == folder.name.replace("_", "-")
+    component = getattr(module, folder.name)
+    assert component.component_spec.name == folder.name.replace("_", "-")
+    package = importlib.import_module(f"kfp_ddp.components.{folder.name}")
+    assert package.__all__ == [folder.name]
+    assert getattr(package, folder.name) is component
 
 
 @components
