@@ -27,6 +27,7 @@ Path(SAID, rank).write_text(f"{rank} of {world}")
 
 @pytest.mark.slow
 def test_a_script_runs_in_all_ranks(tmp_path: Path) -> None:
+    """Its ranks are processes of the step, and its record says so."""
     said = tmp_path / "said"
     said.mkdir()
     script = f"SAID = {str(said)!r}\n{SCRIPT}"

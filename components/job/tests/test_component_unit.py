@@ -23,10 +23,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Object]:
     """The manifests of the jobs, which end at once."""
     manifests: list[Object] = []
 
-    def launch(
-        spec: LaunchSpec, run_id: str, task_name: str, task_id: str, api: Api, _: Any
-    ) -> Any:
-        jobs = Jobs(api, spec, identify(run_id, task_name, task_id, spec), None)
+    def launch(spec: LaunchSpec, run_id: str, name: str, task_id: str, api: Api, _: Any) -> Any:
+        jobs = Jobs(api, spec, identify(run_id, name, task_id, spec), None)
         manifests.append(jobs.manifest(0))
         return SimpleNamespace(job=manifests[-1], pods=())
 
@@ -36,11 +34,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Object]:
 
 
 def run(folder: Path, **inputs: Any) -> str:
+    """Return the name of the job of a step that runs in this process."""
     record = SimpleNamespace(path=str(folder / "job.json"), metadata={})
     return str(job.python_func(job_object=record, task_config=dsl.TaskConfig(), **inputs))
 
 
 def test_the_job_is_that_of_the_inputs(made: list[Object], tmp_path: Path) -> None:
+    """Image, command, nodes, GPUs and settings are in the manifest."""
     inputs = {**GIVEN, "image": "a:1", "command": ["python3", "train.py"], "nodes": 3}
     assert run(tmp_path, **inputs, gpus_per_node=2, settings={"shm_size": "1Gi"}).startswith("job-")
     (manifest,) = made
@@ -52,14 +52,15 @@ def test_the_job_is_that_of_the_inputs(made: list[Object], tmp_path: Path) -> No
     (worker,) = pod["containers"]
     assert (worker["image"], worker["command"]) == ("a:1", inputs["command"])
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == "2"
-    assert {"medium": "Memory", "sizeLimit": "1Gi"} in [
-        one.get("emptyDir") for one in pod["volumes"]
-    ]
+    assert {"medium": "Memory", "sizeLimit": "1Gi"} in (one["emptyDir"] for one in pod["volumes"])
 
 
 def test_a_job_without_ids_outside_of_kfp_is_one_of_its_own(
-    made: list[Object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    made: list[Object],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    """No other run can have the same."""
     monkeypatch.delenv("KFP_POD_NAME", raising=False)
     inputs = {"image": "a:1", "command": ["x"]}
     assert run(tmp_path, **inputs) != run(tmp_path, **inputs)
@@ -67,14 +68,17 @@ def test_a_job_without_ids_outside_of_kfp_is_one_of_its_own(
 
 
 def test_an_invalid_setting_ends_the_step_with_one_line(made: list[Object], tmp_path: Path) -> None:
+    """It ends before a job is created."""
     with pytest.raises(SystemExit, match=r"^error: .*shm_sise"):
         run(tmp_path, **GIVEN, image="a:1", command=["x"], settings={"shm_sise": "1Gi"})
     assert made == []
 
 
 def test_the_example_compiles(tmp_path: Path) -> None:
+    """It needs no id."""
     compiler.Compiler().compile(example, str(tmp_path / "example.yaml"))
 
 
 def test_ids_that_are_given_are_not_looked_up() -> None:
+    """No cluster is asked."""
     assert Ids(**GIVEN) == engine.ids_of_step(**GIVEN)
