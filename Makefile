@@ -49,7 +49,7 @@ install: $(INSTALLED) ## the locked environment in .venv; CPU=1: without what on
 demo: $(INSTALLED) ## the whole pipeline on this machine, no cluster
 	$(VENV)/bin/kfp-ddp demo
 
-PYTEST := KUBECONFIG= $(VENV)/bin/pytest tests/unit tests/integration --numprocesses 3 --dist worksteal
+PYTEST := KUBECONFIG= $(VENV)/bin/pytest components tests/unit tests/integration --numprocesses 3 --dist worksteal
 
 test: $(COMPILED) ## the tests without a cluster that take less than five seconds each
 	$(PYTEST) -m "not slow"

@@ -10,7 +10,7 @@ Tables in READMEs are generated from models of settings, components and commands
 
 The names of torchvision's classifiers and weights are in a file, so that no torch is needed. All
 references to our images get the version of the package as tag. `docs.components` has the files
-components/*/component.yaml.
+components/*/component.yaml, `docs.component_readmes` the heads of the READMEs beside them.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from docs.component_readmes import MARKER, head
 from docs.components import component_files
 from kfp_ddp import __version__
 from kfp_ddp.core.settings import Settings
@@ -68,6 +69,8 @@ def _documents() -> Iterator[tuple[Path, str]]:
         text = path.read_text()
         if path.suffix == ".md":
             text = BLOCK.sub(_block, text)
+        if MARKER in text:
+            text = head(path.parent) + text[text.index(MARKER) :]
         yield path, IMAGE.sub(rf"\g<1>{__version__}", text)
 
 

@@ -19,12 +19,12 @@ def deploy(
         bundle: URI of a published bundle, which KServe can read; empty to do nothing.
         deploy_report: The result.
         model_name: Name of the model in the bundle.
-        release: Settings of the release by name; the README lists those of the service. Without a
+        release: Settings of the release by name; the README lists those of the service. Without a \
             service nothing is done.
         run_id: ID of the run, recorded in the service, so that another run can take it over.
 
     Returns:
-        url: URL of the service inside the cluster; empty if nothing was done.
+        url: URL of the service inside the cluster; empty if nothing was done. \
         version: Version of the bundle that it serves.
     """
     inputs = dict(locals())

@@ -7,6 +7,7 @@ from kfp_ddp.core.packed import WORD, unpack
 from kfp_ddp.core.run_folder import open_run_dir, task_title
 from kfp_ddp.core.settings import check_reserved
 from kfp_ddp.core.step import step, write_job
+from kfp_ddp.jobs.identity import ids_of_step
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.local import run_script
 from kfp_ddp.jobs.run import launch
@@ -32,19 +33,19 @@ def run(
     `inputs` are the fields of LaunchSpec that are no `settings`; the rest is as in the component.
     The kind local is a script with its ranks on this machine.
     """
-    task = task_title(task_name, task_id)
+    ids = ids_of_step(run_id, task_name, task_id)
+    task = task_title(ids.task_name, ids.task_id)
     here = inputs["kind"] == "local"
     if here:
         inputs["kind"] = "pytorchjob"  # a job of one script is described alike
     spec = specification(settings, task_config, **inputs)
     if here:
-        run_script(spec, open_run_dir(folders.work_dir(work_dir), run_id, task))
+        run_script(spec, open_run_dir(folders.work_dir(work_dir), ids.run_id, task))
         write_job(job_object, {"kind": "local", "kfp_ddp": record_images()})
         return task
-    run_dir = open_run_dir(work_dir, run_id, task) if work_dir else None
+    run_dir = open_run_dir(work_dir, ids.run_id, task) if work_dir else None
     spec = bring(spec, run_dir)
-    api = Api.connect(otherwise=COMPUTE_HERE)
-    finished = launch(spec, run_id, task_name, task_id, api, run_dir)
+    finished = launch(spec, *ids, Api.connect(otherwise=COMPUTE_HERE), run_dir)
     ran = record_images(finished.pods, spec.job_kind.containers)
     write_job(job_object, {**finished.job, "kfp_ddp": ran})
     return str(finished.job["metadata"]["name"])

@@ -1,8 +1,10 @@
 """Who a job belongs to: its name, labels and Workflow."""
 
+import os
 import re
+import uuid
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import sha256_of_json
@@ -10,6 +12,8 @@ from kfp_ddp.core.run_folder import LABEL_VALUE, task_title
 from kfp_ddp.jobs.kueue import QUEUE_LABEL
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, Object, own_pod
+from kfp_ddp.k8s.objects import label
+from kfp_ddp.k8s.pods import node_of, task_of
 from kfp_ddp.k8s.resource import WORKFLOWS
 
 KFP_RUN = "pipeline/runid"
@@ -17,6 +21,41 @@ KFP_RUN = "pipeline/runid"
 RUN, TASK, SPEC, ATTEMPT = (f"kfp-ddp/{key}" for key in ("run-id", "task", "spec", "attempt"))
 STEP = "kfp-ddp/step"
 """The label of a step's pod with the name of its component; deploy/network selects by it."""
+
+
+class Ids(NamedTuple):
+    """What tells the job of a step from all others."""
+
+    run_id: str
+    task_name: str
+    task_id: str
+    """Distinguishes iterations of a loop."""
+
+
+def ids_of_step(run_id: str, task_name: str, task_id: str) -> Ids:
+    """Return the ids of this step: what is empty is read from its own pod.
+
+    Outside of KFP, where no step is retried, the run has a new id. InputError if the pod cannot be
+    read.
+    """
+    given = Ids(run_id, task_name, task_id)
+    if run_id and task_name:
+        return given
+    in_a_pod = os.environ.get("KFP_POD_NAME")
+    found = _ids_of_pod() if in_a_pod else Ids(f"local-{uuid.uuid4().hex[:12]}", "job", "")
+    return found._replace(**{name: value for name, value in given._asdict().items() if value})
+
+
+def _ids_of_pod() -> Ids:
+    pod = own_pod(Api.connect())
+    if pod is None:
+        raise InputError(
+            "run_id or task_name is empty, and the step's own pod, which has them, cannot be read: "
+            "grant its account get of pods, or pass PIPELINE_JOB_ID_PLACEHOLDER as run_id and "
+            "PIPELINE_TASK_NAME_PLACEHOLDER as task_name"
+        )
+    node = node_of(pod)  # of one task, in one iteration, and the same when the step is retried
+    return Ids(label(pod, KFP_RUN), task_of(node), node)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from kfp_ddp.core.text import one_line
 from kfp_ddp.k8s.api import Api, ApiError, Object, own_pod
 from kfp_ddp.k8s.objects import (
     all_container_statuses,
+    annotation,
     condition,
     conditions,
     container_statuses,
@@ -25,6 +26,9 @@ from kfp_ddp.k8s.objects import (
     text_of,
 )
 
+NODE_NAME = "workflows.argoproj.io/node-name"
+"""The annotation of a step's pod with its node of the Workflow."""
+ATTEMPTS = re.compile(r"\(\d+\)")
 # Seconds after which a reason to wait ends the job. Any other reason, such as a missing node, PVC
 # or queue, may go away tomorrow: only pending_minutes limits it.
 FINAL_AFTER = {
@@ -321,6 +325,17 @@ def was_restarted(pod: Object) -> bool:
 
 def _exit_codes(pod: Object) -> list[int]:
     return [number_of(ended, "exitCode") for ended in terminations(pod)]
+
+
+def node_of(pod: Object) -> str:
+    """Return the node of the Workflow that a pod is an attempt of; '' for a pod of no Workflow."""
+    return ATTEMPTS.sub("", annotation(pod, NODE_NAME))
+
+
+def task_of(node: str) -> str:
+    """Return the task's name in its pipeline: the last part of a node, without what KFP adds."""
+    named = [part for part in node.split(".") if part != "executor"]
+    return named[-1].removesuffix("-driver")
 
 
 def step_pods() -> list[Object]:

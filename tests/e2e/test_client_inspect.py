@@ -14,12 +14,12 @@ from click.testing import CliRunner, Result
 from kubernetes import client
 
 from kfp_ddp.cli import app
-from kfp_ddp.client.kfp.pods import NODE_NAME
 from kfp_ddp.client.kfp.steps import Step
 from kfp_ddp.client.run import follow
 from kfp_ddp.client.run.run_info import RunFinder
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.container_images import REGISTRY
+from kfp_ddp.k8s.pods import NODE_NAME
 from kfp_ddp.models import bundle
 from tests.conftest import CHECKOUT
 from tests.e2e.harness import step_pod

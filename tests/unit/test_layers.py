@@ -17,9 +17,12 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+import docstring_parser
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
+
+from docs.component_readmes import MARKER, function_of, title
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = sorted(path.parent for path in (ROOT / "components").glob("*/component.py"))
@@ -68,11 +71,33 @@ def test_metadata_is_valid(folder: Path) -> None:
 
 @components
 def test_folder_has_owners_readme_and_one_module_with_its_function(folder: Path) -> None:
-    assert {path.name for path in folder.glob("*.py")} == {"__init__.py", "component.py"}
+    modules = {path.name for path in folder.glob("*.py")}
+    assert modules - {"example_pipelines.py"} == {"__init__.py", "component.py"}
     assert re.search(r"^approvers:\n- *\S", (folder / "OWNERS").read_text(), re.M)
-    assert (folder / "README.md").read_text().startswith(f"# {folder.name}\n")
+    readme = (folder / "README.md").read_text()
+    assert re.findall(r"^#+ (.*) .+$", readme.partition(MARKER)[0], re.M) == [
+        title(folder.name),
+        *("Overview", "Inputs", "Outputs"),
+        *(["Usage Examples"] if (folder / "example_pipelines.py").exists() else []),
+        "Metadata",
+    ]
     module = importlib.import_module(f"kfp_ddp.components.{folder.name}.component")
-    assert getattr(module, folder.name).component_spec.name == folder.name.replace("_", "-")
+    component = getattr(module, folder.name)
+    assert component.component_spec.name == folder.name.replace("_", "-")
+    package = importlib.import_module(f"kfp_ddp.components.{folder.name}")
+    assert package.__all__ == [folder.name]
+    assert getattr(package, folder.name) is component
+
+
+@components
+def test_every_input_is_described_in_one_line(folder: Path) -> None:
+    """The generator of READMEs puts it into a table as it is."""
+    function = function_of(folder)
+    about = docstring_parser.parse(ast.get_docstring(function) or "")
+    assert {one.arg_name for one in about.params} == {one.arg for one in function.args.args}
+    returned = about.returns.description if about.returns else ""
+    for text in (*(one.description for one in about.params), returned):
+        assert "\n" not in (text or ""), text
 
 
 @components

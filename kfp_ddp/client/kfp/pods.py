@@ -15,7 +15,7 @@ from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.identity import KFP_RUN
 from kfp_ddp.k8s.api import Api, ApiError, Object, Refused, split_lines
 from kfp_ddp.k8s.objects import annotation
-from kfp_ddp.k8s.pods import OUT_OF_MEMORY, failure_reason, has_started
+from kfp_ddp.k8s.pods import OUT_OF_MEMORY, failure_reason, has_started, node_of
 from kfp_ddp.k8s.resource import EVENTS, PODS, WORKFLOWS, Resource
 
 if TYPE_CHECKING:
@@ -29,10 +29,8 @@ MAIN = "main"
 """The container of a step's pod that runs the program."""
 LOG_SECONDS = 60.0
 NODE_ID = "workflows.argoproj.io/node-id"
-NODE_NAME = "workflows.argoproj.io/node-name"
 LAUNCHER = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ [\w.]+\.go:\d+\] ")
 """The start of a line that KFP's launcher logs, in the log of the step itself."""
-ATTEMPTS = re.compile(r"\(\d+\)")
 
 
 class PodEvent(NamedTuple):
@@ -86,8 +84,7 @@ def find_pod(pods: Sequence[Object], step: Step, driver: bool = False) -> Object
         return _pod_of_nodes(pods, nodes)
     # Without the Workflow only the ends of the nodes' names are known.
     for pod in reversed(pods):
-        name = ATTEMPTS.sub("", annotation(pod, NODE_NAME))
-        if name.endswith(end):
+        if node_of(pod).endswith(end):
             return pod
     return None
 

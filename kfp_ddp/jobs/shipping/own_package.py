@@ -147,7 +147,7 @@ def _files(package: Path) -> Iterable[tuple[str, Path]]:
     """Yield what pods need by its name, and no backup, cache or library that was left there."""
     for above, folders, files in os.walk(package, followlinks=True):
         folder = Path(above)
-        left_out = _NOT_IN_PODS if folder == package else ()
+        left_out = _NOT_IN_PODS if folder == package else ("tests",)
         visible = [name for name in folders if name[0] != "."]
         folders[:] = [name for name in visible if name not in left_out]
         for name in files:

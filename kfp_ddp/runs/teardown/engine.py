@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import shutil
 import tempfile
 from collections import defaultdict
@@ -23,8 +22,8 @@ from kfp_ddp.jobs.kinds import KINDS, Kind
 from kfp_ddp.jobs.launch_spec import Supervision
 from kfp_ddp.jobs.live_runs import live_runs
 from kfp_ddp.k8s.api import Api, ApiError, Object, Refused
-from kfp_ddp.k8s.objects import annotation, phase
-from kfp_ddp.k8s.pods import failure_reason, terminations
+from kfp_ddp.k8s.objects import phase
+from kfp_ddp.k8s.pods import failure_reason, node_of, task_of, terminations
 from kfp_ddp.k8s.resource import PODS, WORKFLOWS
 from kfp_ddp.rollout.rollout import roll_back_run
 from kfp_ddp.runs.notify import Notification, Outcome, send
@@ -230,7 +229,6 @@ def _last_written(run: Path) -> float:
     return max(times)
 
 
-NODE = "workflows.argoproj.io/node-name"
 LARGEST = 64 << 20
 ADVANCE = ("trained", "failed", "not blessed", "blessed", "exported", "promoted")
 """States of a training; of several in a run, the most advanced counts."""
@@ -322,15 +320,11 @@ def _failed(api: Api, run_id: str) -> tuple[str, str] | None:
     if not failed:
         return None
     first = min(failed, key=_ended_at)
-    # The step is the last part of the name, without what KFP adds.
-    parts = [re.sub(r"\(\d+\)$", "", part) for part in _node(first).split(".")]
-    named = [part for part in parts if part != "executor"]
-    return named[-1].removesuffix("-driver"), _why(api, first)
+    return task_of(_node(first)), _why(api, first)
 
 
 def _node(pod: Object) -> str:
-    """Return the node of the Workflow that a pod is an attempt of."""
-    return re.sub(r"\(\d+\)$", "", annotation(pod, NODE) or pod["metadata"]["name"])
+    return node_of(pod) or str(pod["metadata"]["name"])
 
 
 def _ended_at(pod: Object) -> str:

@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.run_folder import LABEL_VALUE
 from kfp_ddp.jobs import jobs as creating
 from kfp_ddp.jobs.ending import Ending
 from kfp_ddp.jobs.follow.follower import Follower
 from kfp_ddp.jobs.follow.printer import LogCursor, Printer, Stamp
-from kfp_ddp.jobs.identity import identify
+from kfp_ddp.jobs.identity import KFP_RUN, Ids, identify, ids_of_step
 from kfp_ddp.jobs.jobs import PREEMPTED, REPORTED, Jobs
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import Attempts
-from kfp_ddp.k8s.api import ApiError, Object
+from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.k8s.pods import NODE_NAME
 from tests.cluster import MADE, FakeApi, nowhere
 
 MAPS = "/api/v1/namespaces/space/configmaps"
@@ -204,3 +206,65 @@ def test_missing_kind_or_namespace(served: dict[str, Object], answer: str, line:
     jobs.api.objects[jobs.kind.resource.path("space")] = missing  # type: ignore[attr-defined]
     with pytest.raises(InputError, match=line):
         jobs.ensure(0)
+
+
+LOOP = 'wf.root.for-loop-1.iteration-iterations(1:{"lr":"0.1"}).iteration-item'
+
+
+def step_pod(node: str) -> Object:
+    return {
+        "metadata": {
+            "name": "step",
+            "labels": {KFP_RUN: "run-1"},
+            "annotations": {NODE_NAME: node},
+        }
+    }
+
+
+def ids_in(monkeypatch: pytest.MonkeyPatch, found: Any, *given: str) -> Ids:
+    monkeypatch.setenv("KFP_POD_NAME", "step")
+    store = FakeApi({"/api/v1/namespaces/space/pods/step": found})
+    monkeypatch.setattr(Api, "connect", lambda: store)
+    return ids_of_step(*given)
+
+
+@pytest.mark.parametrize(
+    ("node", "again", "task"),
+    [
+        ("wf(0).root(0).job(0).executor(0)", "wf(0).root(0).job(0).executor(1)", "job"),
+        ("wf.root.training.job-2.executor", "wf.root.training.job-2.executor(1)", "job-2"),
+        (f"{LOOP}.job.executor(0)", f"{LOOP}.job(1).executor(0)", "job"),
+    ],
+)
+def test_ids_that_are_not_given_are_those_of_the_steps_pod(
+    monkeypatch: pytest.MonkeyPatch, node: str, again: str, task: str
+) -> None:
+    """They stay when the step is retried, and no other step or iteration of the run has them."""
+    found = ids_in(monkeypatch, step_pod(node), "", "", "")
+    assert found[:2] == ("run-1", task)
+    assert found == ids_in(monkeypatch, step_pod(again), "", "", "")
+    others = (node.replace("job", "other"), node.replace("(1:", "(2:"), f"wf.more.{node}")
+    for other in {*others} - {node}:
+        assert found != ids_in(monkeypatch, step_pod(other), "", "", "")
+    spec = LaunchSpec.create(image="a:1", command=["x"])
+    identity = identify(*found, spec)
+    assert LABEL_VALUE.fullmatch(identity.task)
+    assert identity.name.startswith(f"{task}-")
+
+
+def test_ids_that_are_given_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    pod = step_pod("wf.root.job.executor(0)")
+    assert ids_in(monkeypatch, pod, "a", "b", "") == ("a", "b", "")
+    assert ids_in(monkeypatch, pod, "", "b", "") == ("run-1", "b", "wf.root.job.executor")
+    assert ids_in(monkeypatch, pod, "a", "", "7") == ("a", "job", "7")
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(403, InputError), (404, InputError), (503, ApiError)]
+)
+def test_a_pod_that_cannot_be_read_gives_no_other_ids(
+    monkeypatch: pytest.MonkeyPatch, status: int, error: type[Exception]
+) -> None:
+    """A retried step would not find its job."""
+    with pytest.raises(error):
+        ids_in(monkeypatch, status, "", "", "")

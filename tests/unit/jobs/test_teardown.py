@@ -12,6 +12,7 @@ import pytest
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs import local
 from kfp_ddp.k8s.api import Api
+from kfp_ddp.k8s.pods import NODE_NAME
 from kfp_ddp.k8s.resource import PODS, WORKFLOWS
 from kfp_ddp.runs.teardown import engine
 from kfp_ddp.runs.teardown.engine import outcome
@@ -229,7 +230,7 @@ def pod(node: str, phase: str, second: int = 0, reason: str = "Error") -> dict[s
     )
     result["metadata"] |= {
         "creationTimestamp": end["terminated"]["finishedAt"],
-        "annotations": {engine.NODE: f"wf.root.{node}"},
+        "annotations": {NODE_NAME: f"wf.root.{node}"},
     }
     return result
 
