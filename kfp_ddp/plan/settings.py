@@ -179,7 +179,7 @@ def _check_own_network(run: Run) -> None:
     if run.own_network:
         return
     parameters = run.parameters
-    useless = {"classes": run.measuring.get("classes")}
+    useless: dict[str, Any] = {"classes": run.measuring.get("classes")}
     if parameters.checkpoint:
         useless |= {"training": parameters.training, "release": parameters.release}
     for name in filter(useless.get, useless):

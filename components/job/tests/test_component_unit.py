@@ -10,7 +10,7 @@ from kfp import compiler, dsl
 from kfp_ddp.components.job import job
 from kfp_ddp.components.job.example_pipelines import example
 from kfp_ddp.jobs import engine
-from kfp_ddp.jobs.identity import Ids, identify
+from kfp_ddp.jobs.identity import Ids, identify, ids_of_step
 from kfp_ddp.jobs.jobs import Jobs
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, Object
@@ -81,4 +81,4 @@ def test_the_example_compiles(tmp_path: Path) -> None:
 
 def test_ids_that_are_given_are_not_looked_up() -> None:
     """No cluster is asked."""
-    assert Ids(**GIVEN) == engine.ids_of_step(**GIVEN)
+    assert Ids(**GIVEN) == ids_of_step(**GIVEN)

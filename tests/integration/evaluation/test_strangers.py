@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+from sklearn.datasets import load_digits
 
 from tests.commands import output
 from tests.integration.conftest import train
