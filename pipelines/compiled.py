@@ -19,13 +19,18 @@ from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType
 from kfp_ddp import __version__
 from kfp_ddp.core.container_images import REGISTRY, Images
 from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.settings import Settings, split
 from kfp_ddp.core.text import one_line, yaml_of
+from kfp_ddp.datasets.settings import SyncSettings
+from kfp_ddp.datasets.volume.request import VolumeOptions
+from kfp_ddp.evaluation.gate.rules import Rules
+from kfp_ddp.evaluation.request import Measuring
+from kfp_ddp.jobs.launch_spec import LaunchSpec, Supervision
 from kfp_ddp.jobs.shipping.own_package import USER, map_name, started
 from kfp_ddp.jobs.shipping.worker_start import FOLDER
 from kfp_ddp.pipelines import MODULES, NAMES
-from kfp_ddp.pipelines.constants import check_constants
 from kfp_ddp.pipelines.document import SUFFIXES
-from kfp_ddp.plan.form import choices
+from kfp_ddp.plan.form import SUBJECTS, choices
 
 # kfp.local only runs commands that name KFP's executor.
 PROGRAM = ["python3", "-m", "kfp_ddp.components", "kfp.dsl.executor_main"]
@@ -263,3 +268,33 @@ def _place(file: Path, error: BaseException) -> str:
         if frame.filename == str(file):
             line = frame.lineno  # the innermost one is the last
     return f"{file}, line {line}" if line else str(file)
+
+
+MODELS: dict[str, tuple[type[Settings], ...]] = {
+    "train.job": (LaunchSpec, Supervision),
+    "tune.job": (LaunchSpec, Supervision),
+    "job.settings": (LaunchSpec,),
+    "data_sync.options": (SyncSettings,),
+    "dataset_volume.options": (VolumeOptions,),
+    "evaluate.options": (Measuring,),
+    "gate.rules": (Rules,),
+    "predict.options": SUBJECTS["prediction"],
+}
+"""Models of an input that is no mapping of the form, or takes a part of it."""
+CHANNEL = "pipelinechannel--"
+
+
+def check_constants(component: str, task: Any, spec: Any) -> None:
+    """Raise InputError for a name in a mapping that its setting does not have.
+
+    Seen are the constants of the task, and the defaults of the pipeline's form.
+    """
+    form = spec.root.input_definitions.parameters
+    for name, given in task.inputs.parameters.items():
+        mapping = given.runtime_value.constant.struct_value
+        of_form = given.component_input_parameter.removeprefix(CHANNEL)
+        if of_form in form:
+            mapping = form[of_form].default_value.struct_value
+        if models := MODELS.get(f"{component}.{name}", SUBJECTS.get(name)):
+            subject = f"{name} of {task.task_info.name} in {spec.pipeline_info.name}"
+            split(subject, mapping.fields, *models)

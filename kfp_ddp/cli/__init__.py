@@ -30,7 +30,6 @@ SECTIONS = {
         "retry": "Resume a failed run from its newest checkpoint.",
         "compare": "Compare runs: settings, metrics, curves.",
         "download": "Download the bundle and the reports of a run.",
-        "tensorboard": "Show the curves of runs in TensorBoard.",
     },
     "Schedules and models": {
         "schedule": "Create, list, pause and replace recurring runs.",
@@ -63,7 +62,7 @@ SYNONYMS = {"train": "run"}
 COMMANDS = {name: text for section in SECTIONS.values() for name, text in section.items()}
 MODULES = {
     **dict.fromkeys(("status", "logs", "describe", "cancel", "retry"), "runs"),
-    **dict.fromkeys(("compare", "download", "tensorboard", "report"), "results"),
+    **dict.fromkeys(("compare", "download", "report"), "results"),
     **dict.fromkeys(("promote", "rollback", "sign", "verify", "gc"), "models"),
     **dict.fromkeys(("compile", "upload"), "pipelines"),
     **dict.fromkeys(("install", "uninstall", "doctor"), "cluster"),

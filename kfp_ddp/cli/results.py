@@ -1,13 +1,11 @@
-"""`kfp-ddp compare`, `download`, `tensorboard` and `report`: what runs wrote."""
+"""`kfp-ddp compare`, `download` and `report`: what runs wrote."""
 
-import re
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import FOLDER, echo, echo_json, require, served, with_client
+from kfp_ddp.cli.options import FOLDER, echo, echo_json, served
 from kfp_ddp.core.errors import InputError, writing
 
 if TYPE_CHECKING:
@@ -74,57 +72,6 @@ def download(
     bundles = [task.bundle for task in tasks if task.bundle]
     if bundles:
         echo(f"try it: kfp-ddp predict {shown(bundles[0])} picture.jpg")
-
-
-@click.command("tensorboard")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN|FOLDER...")
-@click.option(
-    "--port", type=click.IntRange(1, 65535), help="Local port.  [default: 6006, or a free one]"
-)
-@with_client
-def tensorboard(runs: tuple[str, ...], port: int | None, client: "Client") -> None:
-    """Show the curves of RUNs in TensorBoard, until Ctrl-C.
-
-    A RUN is an id or the start of one, a name, or `last`; a FOLDER is that of a run with --local,
-    or of a training. The setting `tensorboard` is not required: the curves come from the metrics
-    of each training, and are updated while it runs. TensorBoard runs on this machine.
-
-    kfp-ddp tensorboard last ./photos-model
-    """
-    require("monitor")
-    from kfp_ddp.client import tensorboard
-
-    with tempfile.TemporaryDirectory() as scratch:
-        log_dir = tensorboard.LogDir(Path(scratch, "shown"))
-        folders: dict[str, Path] = {}
-        remote = {}
-        for word in runs:
-            if Path(word).is_dir():
-                folders[_title(word, runs)] = Path(word)
-            else:
-                info = client.get_run(word).info
-                title = re.sub(r"[^\w. -]", "-", f"{info.name} {info.id[:8]}")
-                remote[title] = info.files()
-
-        def update() -> None:
-            for title, files in remote.items():
-                folders[title] = Path(scratch, title)
-                tensorboard.fetch_metrics(files, folders[title])
-            for title, folder in folders.items():
-                log_dir.update(title, folder)
-
-        update()
-        tensorboard.serve(log_dir.folder, port, update)
-
-
-def _title(folder: str, others: tuple[str, ...]) -> str:
-    """Return a folder's name, or its full path if another one has the same name."""
-    path = Path(folder).resolve()
-    paths = {Path(other).resolve() for other in others}
-    alike = [other for other in paths if other.name == path.name]
-    if len(alike) == 1:
-        return path.name
-    return str(path).strip("/").replace("/", "-")
 
 
 PATTERNS = ("{}", "*/{}", "work/*/*/{}")

@@ -25,7 +25,6 @@ _MODULES = {
     "predict": ("numpy", "PIL"),
     "serve": ("kserve", "numpy"),
     "local": _LOCAL,
-    "monitor": ("tensorboard",),
     "sweep": ("optuna",),
     "parquet": ("pyarrow",),
     "registry": ("model_registry",),

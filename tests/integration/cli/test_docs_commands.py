@@ -31,7 +31,7 @@ PAGES = ("README.md", *(f"docs/{name}.md" for name in ("cluster", "laptop", "nig
 # Commands that need a cluster, a bucket, minutes or a person; other tests run them.
 ELSEWHERE = {
     *("compile", "install", "doctor", "demo", "predict", "compare", "describe", "logs", "download"),
-    *("models", "promote", "retry", "rollback", "serve", "tensorboard", "verify"),
+    *("models", "promote", "retry", "rollback", "serve", "verify"),
 }
 FOLLOWS = ("--follow", "--watch")
 """Options that wait for the end of a run."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.client import tensorboard
 from kfp_ddp.client.kfp.steps import every_step
 from kfp_ddp.client.run import logs
 from kfp_ddp.client.run.run_info import RunFinder
@@ -159,9 +158,6 @@ def test_results_are_downloaded_and_shown(profile: KfpServer, run_id: str, tmp_p
     assert [one["value"] for one in compared["metrics"]["accuracy"]] == [0.9, 0.8]
     (training,) = document("describe", run_id)["trainings"]
     assert training["verdict"] == "blessed: as good"
-    with RunFinder(Connection(profile.url, "team-a")) as finder:
-        tensorboard.fetch_metrics(finder.find(run_id).files(), tmp_path / "board")
-    assert (tmp_path / "board/train/metrics.jsonl").exists()
 
 
 def test_a_sweep_is_described_by_what_kfp_has(
@@ -212,7 +208,7 @@ def test_a_destination_has_what_kfp_lacks(profile: KfpServer, run_id: str, tmp_p
 
 def test_what_is_not_allowed_is_one_line(profile: KfpServer, run_id: str, tmp_path: Path) -> None:
     profile.put_run(run_id, "RUNNING", RUNNING)
-    for command in ("download", "compare", "tensorboard"):
+    for command in ("download", "compare"):
         assert "KUBECONFIG" in refused(command, run_id)
     finish(profile, run_id, tmp_path / "source")
     cases = {

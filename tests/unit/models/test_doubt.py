@@ -10,7 +10,7 @@ import pytest
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models import bundle as bundles
 from kfp_ddp.models.doubt import UNKNOWN, Thresholds, read
-from kfp_ddp.models.evaluation import PREDICTIONS, Cut, Prediction, best_cut, cuts
+from kfp_ddp.models.evaluation import PREDICTIONS, Prediction, best_cut, cuts
 from tests.evaluations import record
 
 RIGHT, WRONG = (True, False)
