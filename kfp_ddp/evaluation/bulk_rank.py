@@ -24,7 +24,7 @@ from kfp_ddp.evaluation import bulk_sample
 from kfp_ddp.evaluation.bulk import LOST, Row, Table, content_of, list_objects
 from kfp_ddp.evaluation.drift import Sample, compare
 from kfp_ddp.evaluation.evaluator import Subject, read_bundle
-from kfp_ddp.evaluation.predict import EMBEDDED, Work, scored
+from kfp_ddp.evaluation.predict import Work, scored
 from kfp_ddp.evaluation.request import PredictionRequest
 from kfp_ddp.models import doubt
 from kfp_ddp.models.doubt import WORDS, Rows, Thresholds, read_reference
@@ -153,7 +153,7 @@ def _predict(
             rows = batch.scores.double().softmax(1).tolist()
             positions = batch.positions.tolist()
             names = [begun[0].listing.names[at] for at in positions]
-            sample.add(names, batch.scores, batch.features[:, :EMBEDDED])
+            sample.add(names, batch.scores)
             sure = thresholds.sure(batch.scores.numpy())
             for at, label, row, answer in zip(positions, labels, rows, sure, strict=True):
                 values = dict(zip(table.probabilities, row, strict=True))

@@ -13,10 +13,12 @@ from kfp_ddp.core.spreadsheet import Reader, write_rows
 from kfp_ddp.core.text import one_line, printable
 from kfp_ddp.evaluation.bulk import SAMPLE, Table, content_of
 from kfp_ddp.evaluation.drift import Sample, key_of
-from kfp_ddp.models.doubt import Rows
+from kfp_ddp.models.doubt import COLUMNS, Rows
 from kfp_ddp.storage.listing import Listing
 
-_COLUMNS = ["name", "bundle", "object"]
+_COLUMNS = ["name", "bundle", "object", *COLUMNS]
+_EARLIER = ["name", "bundle", "object", "0", "1"]
+"""The first columns of a sample of an earlier version, which has more."""
 _LARGEST = 1 << 26
 """Bytes: a thousand rows of a hundred numbers take a MB."""
 
@@ -27,12 +29,11 @@ def store(table: Table, name: str, listing: Listing, sample: Sample) -> None:
     chosen = [(at, sample.rows[key]) for at, key in enumerate(keys) if key in sample.rows]
     if not chosen:
         return
-    width = len(chosen[0][1])
     text = io.StringIO(newline="")
     rows = (
         [listing.names[at], table.bundle, content_of(listing, at), *values] for at, values in chosen
     )
-    write_rows(text, [[*_COLUMNS, *map(str, range(width))], *rows])
+    write_rows(text, [_COLUMNS, *rows])
     table.store.write(f"{name}{SAMPLE}", text.getvalue().encode())
 
 
@@ -43,35 +44,34 @@ def read(table: Table, listing: Listing, reference: Rows | None) -> tuple[Sample
     """
     if reference is None:
         return Sample(), Sample()
-    width = len(reference[0])
-    new = _read(table, table.part_names(SAMPLE), listing, width)
-    old = _read(table, [f"{table.name}{SAMPLE}"], listing, width)
+    new = _read(table, table.part_names(SAMPLE), listing)
+    old = _read(table, [f"{table.name}{SAMPLE}"], listing)
     return old.merge([new.rows]), new
 
 
-def _read(table: Table, names: Iterable[str], listing: Listing, width: int) -> Sample:
+def _read(table: Table, names: Iterable[str], listing: Listing) -> Sample:
     sample = Sample()
     for name in names:
         content = table.store.read(name, _LARGEST)
         if content is None:
             continue
         try:
-            sample.merge([_rows(table, listing, content.decode(), width)])
+            sample.merge([_rows(table, listing, content.decode())])
         except ValueError as error:
             shown = printable(one_line(error, 200))
             log.info(f"{table.store.uri}/{name} is no sample of this table: {shown}")
     return sample
 
 
-def _rows(table: Table, listing: Listing, text: str, width: int) -> dict[bytes, list[float]]:
+def _rows(table: Table, listing: Listing, text: str) -> dict[bytes, list[float]]:
     """Return the rows of images that are listed like this; raise ValueError for another file."""
     reader = Reader(io.StringIO(text, newline=""))
-    if len(reader.columns) != len(_COLUMNS) + width:
-        raise ValueError(f"it has {len(reader.columns)} columns")
+    if reader.columns[: len(_COLUMNS)] not in (_COLUMNS, _EARLIER):
+        raise ValueError(f"its columns are not {', '.join(_COLUMNS)}")
     rows = dict[bytes, list[float]]()
     for row in reader:
         name, bundle, content, *cells = row.values()
-        values = list(map(float, cells))
+        values = list(map(float, cells[: len(COLUMNS)]))
         if not all(map(math.isfinite, values)):
             raise ValueError("a number is not finite")
         if table.position(listing, name, bundle, content) >= 0:

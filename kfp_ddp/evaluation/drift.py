@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.spreadsheet import write_rows
-from kfp_ddp.models.bundle import REFERENCE
 from kfp_ddp.models.doubt import COLUMNS, ROUNDING, Rows, confidence_and_energy
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ LEVEL = 0.01
 
 
 class Sample:
-    """What the network computes for up to `SIZE` images: columns of logits, and the embedding.
+    """What the network computes for up to `SIZE` images: `COLUMNS`.
 
     Chosen are those with the smallest digests of their names, so a sample does not depend on the
     order of the images and the number of ranks.
@@ -34,13 +32,12 @@ class Sample:
     def __init__(self) -> None:
         self.rows: dict[bytes, list[float]] = {}
 
-    def add(self, names: Iterable[str], logits: "Tensor", embedding: "Tensor") -> None:
-        """Add a batch: logits (N, classes) and embedding (N, any), on the CPU."""
+    def add(self, names: Iterable[str], logits: "Tensor") -> None:
+        """Add a batch: logits (N, classes) on the CPU."""
         keys = list(map(key_of, names))
         last = max(self.rows) if len(self.rows) == SIZE else b"\xff" * 33
         chosen = [at for at, key in enumerate(keys) if key < last]  # of a large split, nearly none
-        both = confidence_and_energy(logits[chosen].numpy())
-        rows = np.column_stack([*both, embedding[chosen].numpy()])
+        rows = np.column_stack(confidence_and_energy(logits[chosen].numpy()))
         self.merge([dict(zip((keys[at] for at in chosen), rows.tolist(), strict=True))])
 
     def merge(self, others: Iterable[dict[bytes, list[float]]]) -> "Sample":
@@ -52,16 +49,13 @@ class Sample:
 
     def table(self) -> Rows:
         """Return a row for each image, without its name."""
-        width = len(next(iter(self.rows.values()), ())) - 2
-        header = [*COLUMNS, *(f"embedding_{at}" for at in range(width))]
-        return header, np.array(list(self.rows.values()), float)
+        return np.array(list(self.rows.values()), float)
 
     def to_csv(self) -> str:
         """Return the table as text, with six digits."""
-        header, rows = self.table()
-        numbers = ([float(f"{value:.6g}") for value in row] for row in rows.tolist())
+        numbers = ([float(f"{value:.6g}") for value in row] for row in self.rows.values())
         text = io.StringIO(newline="")
-        write_rows(text, [header, *numbers])
+        write_rows(text, [COLUMNS, *numbers])
         return text.getvalue()
 
 
@@ -75,26 +69,17 @@ def compare(reference: Rows | None, sample: Sample) -> dict[str, Any]:
 
     A two-sample Kolmogorov-Smirnov test of each column, with the p-value multiplied by the number
     of columns (Bonferroni), as KSDrift of alibi-detect (Rabanser et al. 2019, arXiv:1810.11953).
-    Raise InputError if the columns differ.
     """
     if reference is None or not sample.rows:
         return {}
-    columns, images = sample.table()
-    stored, rows = reference
-    if stored != columns:
-        raise InputError(
-            f"{REFERENCE} of the bundle has not the {len(columns)} columns that its network gives: "
-            "export again"
-        )
-    largest = np.abs(np.concatenate([rows, images])).max(0)
-    embedding = slice(len(COLUMNS), None)
-    largest[embedding] = largest[embedding].max()  # their sums round alike, also those near 0
-    both = zip(rows.T, images.T, ROUNDING * largest, strict=True)
+    images = sample.table()
+    largest = np.abs(np.concatenate([reference, images])).max(0)
+    both = zip(reference.T, images.T, ROUNDING * largest, strict=True)
     distances = [_distance(*one) for one in both]
     at = int(np.argmax(distances))
-    p_value = min(1.0, len(columns) * _p_value(distances[at], len(images), len(rows)))
-    most = {"column": columns[at], "distance": distances[at]}
-    sizes = {"images": len(images), "reference": len(rows)}
+    p_value = min(1.0, len(COLUMNS) * _p_value(distances[at], len(images), len(reference)))
+    most = {"column": COLUMNS[at], "distance": distances[at]}
+    sizes = {"images": len(images), "reference": len(reference)}
     return {"differs": p_value < LEVEL, "p_value": p_value, **most, **sizes}
 
 

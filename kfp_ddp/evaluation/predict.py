@@ -110,7 +110,7 @@ def predict_share(
         tally.update(batch.scores, batch.targets)
         counted.append(batch.positions)
         paths = [index.paths[at].removeprefix(str(index.root)) for at in batch.positions.tolist()]
-        sample.add(paths, batch.scores, batch.features[:, :EMBEDDED])
+        sample.add(paths, batch.scores)
         if len(index) <= MOST_DESCRIBED:
             features.append(batch.features.clone())
     return Share(torch.cat(counted), tally, torch.cat(features), sample)

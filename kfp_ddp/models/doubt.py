@@ -15,19 +15,19 @@ from kfp_ddp.models.champion import Champion
 from kfp_ddp.models.evaluation import FEWEST_KEPT, LARGEST, Evaluation, best_cut, cuts
 
 COLUMNS = ["confidence", "energy"]
-"""The first columns of `REFERENCE`."""
+"""The columns of `REFERENCE`; bundles of earlier versions have more."""
 WORDS = {True: "yes", False: "no", None: ""}
 """What a table has for each answer."""
 ROUNDING = 1e-4
 """Of the largest value: values that are as close are equal. What a network computes for an image
 differs by some 1e-6 between CPUs and sizes of batches, and `reference.csv` has six digits. Copies
-of one image would otherwise differ in every column."""
+of one image would otherwise differ in both columns."""
 UNUSUAL = 0.05
 """Share of the evaluated images that have less energy than a sure one."""
 _DIGITS = 6
 """Of a probability in the predictions of an evaluation."""
-Rows = tuple[list[str], NDArray[np.float64]]
-"""Names of columns, and values (images, columns)."""
+Rows = NDArray[np.float64]
+"""Values of `COLUMNS` (images, columns)."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _least_energy(bundle: Bundle) -> float:
     reference = read_reference(bundle)
     if reference is None:
         raise InputError(f"the bundle has no {REFERENCE}: export it again")
-    energy = reference[1][:, COLUMNS.index("energy")]
+    energy = reference[:, COLUMNS.index("energy")]
     images = len(energy)
     if images < FEWEST_KEPT:
         raise InputError(f"{REFERENCE} has {images} images, and a threshold needs {FEWEST_KEPT}")
@@ -106,19 +106,14 @@ def read_reference(bundle: Bundle) -> Rows | None:
     if content is None:
         return None
     try:
-        columns, rows = _parse(content.decode())
-        if columns[:2] != COLUMNS or not len(rows) or not np.isfinite(rows).all():
-            raise ValueError(f"its columns are not {', '.join(COLUMNS)}, … of numbers")
+        reader = Reader(io.StringIO(content.decode(), newline=""))
+        if reader.columns[: len(COLUMNS)] != COLUMNS:
+            raise ValueError(f"its columns are not {', '.join(COLUMNS)}")
+        rows = np.array([[row[name] for name in COLUMNS] for row in reader], float)
+        if not len(rows) or not np.isfinite(rows).all():
+            raise ValueError("its rows are not finite numbers")
     except ValueError as error:
         raise InputError(
             f"{REFERENCE} of {bundle.uri} is invalid ({error}): export again"
         ) from None
-    return columns, rows
-
-
-def _parse(table: str) -> Rows:
-    """Return the columns, and the rows; raise ValueError without rows of numbers."""
-    reader = Reader(io.StringIO(table, newline=""))
-    columns = reader.columns
-    rows = np.array([list(row.values()) for row in reader], float)
-    return columns, rows.reshape(-1, len(columns))
+    return rows
