@@ -72,7 +72,8 @@ def parameters(function: ast.FunctionDef, about: docstring_parser.Docstring) -> 
     described = {one.arg_name: one.description for one in about.params}
     names = function.args.args
     required = len(names) - len(function.args.defaults)
-    defaults = [None] * required + function.args.defaults
+    defaults: list[ast.expr | None] = [None] * required
+    defaults += function.args.defaults
     yield "| Parameter | Type | Default | Description |"
     yield "|-----------|------|---------|-------------|"
     for name, default in zip(names, defaults, strict=True):

@@ -69,8 +69,8 @@ def _documents() -> Iterator[tuple[Path, str]]:
         text = path.read_text()
         if path.suffix == ".md":
             text = BLOCK.sub(_block, text)
-        if MARKER in text:
-            text = head(path.parent) + text[text.index(MARKER) :]
+        if path.match("components/*/README.md"):
+            text = head(path.parent) + MARKER + text.partition(MARKER)[2]
         yield path, IMAGE.sub(rf"\g<1>{__version__}", text)
 
 

@@ -88,7 +88,8 @@ def reads(path: str) -> frozenset[str]:
     result = below(str(PurePosixPath(path).parent)) if "import_module" in text else set()
     for node in ast.walk(ast.parse(text)) if path.endswith(".py") else ():
         if isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}.{one.name}" for one in node.names}
+            above = "kfp_ddp." + ".".join(Path(path).parent.parts) + "." if node.level else ""
+            names |= {f"{above}{node.module}.{one.name}" for one in node.names}
         elif isinstance(node, ast.Constant) and node.value in (*LINKED, "examples"):
             result |= below(node.value)
         elif isinstance(node, ast.Constant) and node.value == "kfp_ddp":  # python -m kfp_ddp

@@ -1,5 +1,5 @@
 """Tells whether a training would come to anything that is not known already."""
 
-from kfp_ddp.components.changes.component import changes
+from .component import changes
 
 __all__ = ["changes"]

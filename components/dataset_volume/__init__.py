@@ -1,5 +1,5 @@
 """The component `dataset_volume`: a version of a dataset as a claim that workers mount."""
 
-from kfp_ddp.components.dataset_volume.component import dataset_volume
+from .component import dataset_volume
 
 __all__ = ["dataset_volume"]

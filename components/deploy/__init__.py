@@ -1,5 +1,5 @@
 """Puts a published bundle to work on KServe, and takes it back where it does not answer."""
 
-from kfp_ddp.components.deploy.component import deploy
+from .component import deploy
 
 __all__ = ["deploy"]

@@ -1,5 +1,5 @@
 """Turns a checkpoint into a bundle that other runtimes serve, and proves that they agree."""
 
-from kfp_ddp.components.export.component import export
+from .component import export
 
 __all__ = ["export"]

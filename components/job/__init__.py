@@ -1,5 +1,5 @@
 """A step that runs a distributed job of any kind."""
 
-from kfp_ddp.components.job.component import job
+from .component import job
 
 __all__ = ["job"]

@@ -2,12 +2,12 @@
 
 from kfp import dsl
 
-from kfp_ddp.components.job import job
-
 
 @dsl.pipeline
 def example(image: str = "ghcr.io/you/trainer:1.0", nodes: int = 2) -> None:
     """Train on two nodes with eight GPUs each."""
+    from kfp_ddp.components.job import job
+
     task = job(
         image=image,
         kind="pytorchjob",

@@ -1,5 +1,5 @@
 """A table with the class of each object of a source."""
 
-from kfp_ddp.components.predict.component import predict
+from .component import predict
 
 __all__ = ["predict"]

@@ -1,5 +1,5 @@
 """The first step of a training run: everything that can be known before a byte moves."""
 
-from kfp_ddp.components.preflight.component import preflight
+from .component import preflight
 
 __all__ = ["preflight"]

@@ -1,5 +1,5 @@
 """Puts a blessed bundle where others take it from: sealed with its verdict, uploaded, champion."""
 
-from kfp_ddp.components.publish.component import publish
+from .component import publish
 
 __all__ = ["publish"]

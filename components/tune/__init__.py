@@ -1,5 +1,5 @@
 """Ranks trainings that were tried with different settings, and hands on the best."""
 
-from kfp_ddp.components.tune.component import tune
+from .component import tune
 
 __all__ = ["tune"]
