@@ -27,8 +27,7 @@ from kfp_ddp.core.failure import Failure, cause_in_error_files, final_failure, r
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.text import from_json
 from kfp_ddp.training.spec import batches
-from kfp_ddp.training.spec.config import TrainConfig
-from kfp_ddp.training.spec.flags import parse
+from kfp_ddp.training.spec.config import TrainConfig, parse
 from kfp_ddp.training.watch import FINAL, LAUNCH, PARENT, RESTARTS, Parent
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

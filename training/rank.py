@@ -20,8 +20,7 @@ from kfp_ddp.core.errors import (
 from kfp_ddp.core.failure import Failure, full_memory, lost_peer, write_record
 from kfp_ddp.core.log import log
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.training.spec.config import TrainConfig
-from kfp_ddp.training.spec.flags import parse
+from kfp_ddp.training.spec.config import TrainConfig, parse
 from kfp_ddp.training.watch import Heartbeat, Parent, Progress, end_for_good, remove_stale
 
 if TYPE_CHECKING:

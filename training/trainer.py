@@ -30,8 +30,7 @@ from kfp_ddp.training.distributed import Stop, World, no_garbage_collection
 from kfp_ddp.training.model import own_model
 from kfp_ddp.training.model.networks import logits
 from kfp_ddp.training.report.meter import before_exchange
-from kfp_ddp.training.report.run_report import Report
-from kfp_ddp.training.report.traces import trace
+from kfp_ddp.training.report.run_report import Report, trace
 from kfp_ddp.training.spec.config import TrainConfig
 from kfp_ddp.training.state.learner import Learner, learning_rate
 from kfp_ddp.training.state.saving import Saving

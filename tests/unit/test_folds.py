@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 MOST_DECISIONS = 19
 """Of one function."""
-AT_MOST = {"pairs": 6, "texts times a truth": 0, "dense lines": 53}
+AT_MOST = {"pairs": 6, "texts times a truth": 0, "dense lines": 52}
 """How many there are. Lower a number when it falls; never raise one to land a change."""
 BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.IfExp, ast.match_case)
 

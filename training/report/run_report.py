@@ -1,9 +1,10 @@
-"""Reports of a run: lines on the screen, and metrics."""
+"""Reports of a run: lines on the screen, metrics, and a trace by torch.profiler."""
 
+import contextlib
 import gc
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -174,3 +175,23 @@ class Report:
         by_rank = {phase: [round(value, 3) for value in spent.by_rank(phase)] for phase in PHASES}
         self.metrics.write("ranks", step=step, nodes=nodes, seconds=by_rank)
         return {**fields, "advice": hints}
+
+
+_WAIT = 8
+"""Steps before the profiler starts."""
+_WARM = 2
+"""Steps that the profiler does not keep."""
+
+
+@contextlib.contextmanager
+def trace(config: TrainConfig, world: World) -> Iterator[Callable[[], None]]:
+    """Yield what is called after each step; it writes the trace that `profile_steps` asks for."""
+    if not config.profile_steps or not world.first:
+        yield lambda: None
+        return
+    from torch import profiler
+
+    plan = profiler.schedule(wait=_WAIT, warmup=_WARM, active=config.profile_steps, repeat=1)
+    keep = profiler.tensorboard_trace_handler(str(RunFolder(config.output_dir).profile))
+    with profiler.profile(schedule=plan, on_trace_ready=keep) as profile:
+        yield profile.step

@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import rename
-from kfp_ddp.training.spec.config import TrainConfig
-from kfp_ddp.training.spec.flags import read_flags
+from kfp_ddp.training.spec.config import TrainConfig, read_flags
 from kfp_ddp.training.spec.network_settings import RANDOM
 
 RecipeName = Literal["auto", "none", "digits", "cifar", "imagenet-90", "imagenet-fast", "finetune"]

@@ -15,7 +15,7 @@ from kfp_ddp.core.step import adopt_secrets
 from kfp_ddp.datasets.access import using
 from kfp_ddp.runs.training_folder import with_local_folders
 from kfp_ddp.training import node
-from kfp_ddp.training.spec.flags import parse
+from kfp_ddp.training.spec.config import parse
 
 MEETING_SECONDS = 4 * 3600
 """How long nodes wait for one another when each downloads the dataset."""

@@ -19,7 +19,7 @@ from kfp_ddp.local.results import outputs
 from kfp_ddp.training import rank
 from kfp_ddp.training.data import image_files, transforms
 from kfp_ddp.training.model import networks
-from kfp_ddp.training.spec.flags import parse
+from kfp_ddp.training.spec.config import parse
 from kfp_ddp.training.state.checkpoint import load_model, newest_valid
 from tests.commands import call, output
 from tests.kfp_server.server import KfpServer

@@ -55,7 +55,7 @@ def trained(function: str = "build", classes: int = 2) -> nn.Module:
     optimizer = torch.optim.Adam(network.parameters(), 0.05)
     for _ in range(60):
         optimizer.zero_grad()
-        F.cross_entropy(network(images), torch.tensor([0, 1]).repeat(16)).backward()
+        F.cross_entropy(network(images), torch.tensor([0, 1]).repeat(16)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return network
 

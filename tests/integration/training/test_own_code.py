@@ -16,8 +16,7 @@ from kfp_ddp.pipelines.form import form_of
 from kfp_ddp.training import own_script
 from kfp_ddp.training.model import own_model
 from kfp_ddp.training.prepare import prepare
-from kfp_ddp.training.spec.config import TrainConfig
-from kfp_ddp.training.spec.flags import parse
+from kfp_ddp.training.spec.config import TrainConfig, parse
 from kfp_ddp.training.state import checkpoint
 from kfp_ddp.training.state.checkpoint import load_model, newest_valid
 from tests.photographs import plain

@@ -26,8 +26,7 @@ from kfp_ddp.runs.train.engine import node_command, with_timeout
 from kfp_ddp.training import distributed, node, own_script
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.prepare import precision_of, resolve
-from kfp_ddp.training.spec.config import TrainConfig
-from kfp_ddp.training.spec.flags import parse
+from kfp_ddp.training.spec.config import TrainConfig, parse
 from kfp_ddp.training.spec.recipes import RECIPES, RecipeName, configured
 from kfp_ddp.training.spec.recipes import main as recipes_main
 from kfp_ddp.training.state import checkpoint, learner
