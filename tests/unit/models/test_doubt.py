@@ -10,7 +10,7 @@ import pytest
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models import bundle as bundles
 from kfp_ddp.models.doubt import UNKNOWN, Thresholds, read
-from kfp_ddp.models.evaluation import PREDICTIONS, Cut, Prediction, best_cut, cuts
+from kfp_ddp.models.evaluation import PREDICTIONS, Prediction, best_cut, cuts
 from tests.evaluations import record
 
 RIGHT, WRONG = (True, False)
@@ -48,8 +48,8 @@ def logits(confidence: float, energy: float) -> list[float]:
 
 def test_equal_probabilities_are_kept_together() -> None:
     assert cuts(MIXED) == [
-        Cut(0.9, 62, pytest.approx(30 / 92), pytest.approx(2 / 62)),
-        Cut(0.5, 92, 0, pytest.approx(12 / 92)),
+        (0.9, 62, pytest.approx(30 / 92), pytest.approx(2 / 62)),
+        (0.5, 92, 0, pytest.approx(12 / 92)),
     ]
     assert cuts(reversed(MIXED)) == cuts(MIXED)
 
