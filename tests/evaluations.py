@@ -101,7 +101,7 @@ def measured(folder: Path, network: nn.Module, info: ModelInfo, split: Path) -> 
     index = scan(split, info.classes)
     share = predict_share(network.eval(), info, index, 8, alone(torch.device("cpu")))
     predictions = merged(index, [share])
-    fields: Any = {"checkpoint": "", "checkpoint_digest": "c" * 64, "device": "cpu"}
+    fields: dict[str, Any] = {"checkpoint": "", "checkpoint_digest": "c" * 64, "device": "cpu"}
     result = summarise(predictions, info, dataset=split.parent, split=split.name, **fields)
     (folder / METRICS).write_text(result.model_dump_json())
     (folder / PREDICTIONS).write_text(predictions.to_csv())

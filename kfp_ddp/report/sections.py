@@ -215,8 +215,8 @@ def doubt(material: Material) -> dict[str, Any]:
     except InputError as error:
         return {"words": words, "threshold": f"No threshold: {error}.", "chart": _doubt(found)}
     threshold = (
-        f"predict and serve call a picture unsure below a probability of "
-        f"{chosen.probability:.1%}: that are {chosen.passed_on:.1%} of these, and "
+        "predict and serve call a picture unsure if its probability is below "
+        f"{chosen.probability:.1%}. {chosen.passed_on:.1%} of these pictures are, and "
         f"{chosen.wrong:.1%} of the rest are wrong."
     )
     return {"words": words, "threshold": threshold, "chart": _doubt(found, chosen)}

@@ -180,7 +180,7 @@ def test_the_share_of_mistakes_by_what_is_passed_on(tmp_path: Path) -> None:
     some = page(tmp_path / "some", COUNTS, "0.6")
     assert "If it may pass on 10% of the pictures" in text(some)
     assert "0.0% of the rest are wrong; of all pictures 8.0% are" in text(some)
-    assert "below a probability of 90.0%: that are 8.0% of these" in text(some)
+    assert "is below 90.0%. 8.0% of these pictures are" in text(some)
     assert "as predict and serve have it" in some
     alike = page(tmp_path / "alike", COUNTS, "0.9")
     assert "8.0% of the rest are wrong; of all pictures 8.0% are" in text(alike)
