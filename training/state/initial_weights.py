@@ -186,13 +186,9 @@ def initialise(
         tensors = _without(heads, tensors)
         if report:
             log.info(f"pretrained: a new classifier for {len(classes)} classes")
-    if problem := _misfit(tensors, network.state_dict(), heads, places, what):
-        raise InputError(
-            f"{what} does not fit {config.model}: {problem}; set model to the network of these "
-            "weights, or use other weights"
-        )
-    _check_values(tensors, what)
-    network.load_state_dict(tensors, strict=False)
+    problem = _misfit(tensors, network.state_dict(), heads, places, what)
+    advice = "set model to the network of these weights, or use other weights"
+    _fill(network, tensors, what, config, problem, advice)
 
 
 def load_all(
@@ -205,7 +201,20 @@ def load_all(
     _check_model(weights, config, what)
     # No layer is a head of other classes.
     tensors, places = _fitting(weights, network, (), config)
-    if problem := _misfit(tensors, network.state_dict(), (), places, what):
+    problem = _misfit(tensors, network.state_dict(), (), places, what)
+    _fill(network, tensors, what, config, problem, advice)
+
+
+def _fill(
+    network: nn.Module,
+    tensors: dict[str, Tensor],
+    what: str,
+    config: TrainConfig,
+    problem: str,
+    advice: str,
+) -> None:
+    """Load tensors with finite values; raise InputError with `advice` if there is a problem."""
+    if problem:
         raise InputError(f"{what} does not fit {config.model}: {problem}; {advice}")
     _check_values(tensors, what)
     network.load_state_dict(tensors, strict=False)

@@ -279,7 +279,7 @@ def test_stale_heartbeat_ends_a_script(photographs: Path, monkeypatch: pytest.Mo
         (SMALL, InputError, "the script saved no weights"),
         (SMALL + "    sys.exit(7)\n", JobError, "the script ended with 7"),
         (SMALL + "    raise ValueError('no')\n", ValueError, "no"),
-        (SAVES.replace("= build(2)", "= build(3)"), InputError, "do not fit a mine.py:build (size"),
+        (SAVES.replace("= build(2)", "= build(3)"), InputError, "does not fit mine.py:build: "),
         (SAVES.replace("0.75", "'much'"), InputError, "in result.json must be numbers"),
         (SMALL.replace("Linear(3", "Linear(4"), InputError, "build on images of 8 px raises"),
     ],
