@@ -217,7 +217,8 @@ def _run_pipeline(context: click.Context, addresses: list[str], words: Sequence[
 
 def _pictures(path: Path) -> list[Path]:
     """Return the file itself, or the images below a folder."""
-    from kfp_ddp.pictures.sides import is_image, no_images
+    from kfp_ddp.pictures.reading import is_image
+    from kfp_ddp.pictures.sides import no_images
 
     if not path.is_dir():
         return [path]

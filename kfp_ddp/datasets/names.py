@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import folder_below
-from kfp_ddp.pictures.sides import is_needless
+from kfp_ddp.pictures.reading import is_needless
 from kfp_ddp.storage import manifest
 from kfp_ddp.storage.listing import Filter, Listing, folders_of
 

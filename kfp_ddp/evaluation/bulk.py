@@ -28,7 +28,8 @@ from kfp_ddp.core.text import from_json, one_line, printable
 from kfp_ddp.datasets.names import apply
 from kfp_ddp.evaluation.request import PARQUET, PredictionRequest, suffix_of
 from kfp_ddp.models.doubt import WORDS
-from kfp_ddp.pictures.sides import is_image, is_needless, no_images
+from kfp_ddp.pictures.reading import is_image, is_needless
+from kfp_ddp.pictures.sides import no_images
 from kfp_ddp.storage.kinds import kind_of, open_source, open_store
 from kfp_ddp.storage.listing import Listing, weakness
 from kfp_ddp.storage.source import SourceOptions

@@ -18,9 +18,9 @@ from kfp_ddp.datasets.names import apply
 from kfp_ddp.datasets.options import MOST_ROWS, below, glob_of
 from kfp_ddp.local.results import shown
 from kfp_ddp.pictures.layout import Layout, LayoutRule, lay_out
-from kfp_ddp.pictures.reading import Reading
+from kfp_ddp.pictures.reading import Reading, is_image
 from kfp_ddp.pictures.shards import Where, content
-from kfp_ddp.pictures.sides import ARCHIVES, TEST, TRAIN, VAL, is_image, tables_in
+from kfp_ddp.pictures.sides import ARCHIVES, TEST, TRAIN, VAL, tables_in
 from kfp_ddp.pictures.splits import read_tables
 from kfp_ddp.pictures.tables import Labels
 from kfp_ddp.plan.choice import SMALLEST, Photographs, cut_off, statistics_of

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line, same_text
+from kfp_ddp.pictures.reading import is_image
 from kfp_ddp.pictures.sides import (
     TEST,
     TRAIN,
@@ -15,7 +16,6 @@ from kfp_ddp.pictures.sides import (
     Assignment,
     Side,
     assign_by_folders,
-    is_image,
     role_in,
     some,
     tables_in,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import same_text
 from kfp_ddp.pictures.columns import assign_by_labels
+from kfp_ddp.pictures.reading import system_folder
 from kfp_ddp.pictures.sides import (
     SIDES,
     TEST,
@@ -25,7 +26,6 @@ from kfp_ddp.pictures.sides import (
     no_images,
     not_read,
     some,
-    system_folder,
     unify,
     use_a_table,
 )

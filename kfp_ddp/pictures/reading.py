@@ -1,7 +1,19 @@
-"""How pictures are read: settings of the decoder, with the defaults of runs without them."""
+"""Which files are pictures, and how they are read: settings, with those of runs without them."""
 
+import re
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
+SUFFIXES = (
+    *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".heic", ".heif"),
+)
+"""Names of images that `decoder` reads; the only list."""
+_SYSTEM = re.compile(
+    r"\.|[#@$~](?=[^\W\d])|__(?!.*_$)|(?i:lost\+found|System Volume Information|RECYCLER"
+    r"|FOUND\.\d{3}|Network Trash Folder|Temporary Items|_temporary|_delta_log|__pycache__)$"
+)
+"""Folders that systems make, most by a sign in front that people rarely give to a class."""
 MAX_PIXELS = 100_000_000
 BACKGROUND = "^(#[0-9a-fA-F]{6})?$"
 _NUMBER = r"-?\d{1,15}(\.\d{1,15})?"
@@ -30,3 +42,30 @@ class Reading(NamedTuple):
 
 
 READING = Reading()
+
+
+@lru_cache(1 << 16)
+def system_folder(path: str) -> str:
+    """Return the first folder in a path that a system made; '' without."""
+    return next(filter(_SYSTEM.match, path.split("/")), "")
+
+
+def is_image(name: str) -> bool:
+    """Return whether the name of a file is that of an image, and in no folder of a system."""
+    folder, _, last = name.rpartition("/")
+    return last.lower().endswith(SUFFIXES) and last[0] != "." and not system_folder(folder)
+
+
+def is_ignored(name: str) -> bool:
+    """Return whether a file, of any kind, belongs to a system or to a version and not to a user."""
+    folder, _, last = name.rpartition("/")
+    if last in ("", "Thumbs.db", "desktop.ini", "Icon\r"):
+        return True
+    if last.startswith(("_", ".", "~$")) or last.endswith("_$folder$"):
+        return True
+    return bool(system_folder(folder))
+
+
+def is_needless(name: str) -> bool:
+    """Return whether no step reads a file of this name: it is a system's, and no image."""
+    return is_ignored(name) and not is_image(name)

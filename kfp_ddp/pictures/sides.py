@@ -4,17 +4,12 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import chain
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import look, same_text
+from kfp_ddp.pictures.reading import SUFFIXES, is_ignored, is_image, system_folder
 
-SUFFIXES = (
-    *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
-    *(".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".heic", ".heif"),
-)
-"""Names of images that `decoder` reads; the only list."""
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
 _TABLES = (".csv", ".jsonl", ".ndjson", ".tsv")
 _OF_PROGRAMS = (".xlsx", ".xls", ".ods", ".mat", ".parquet")
@@ -25,11 +20,6 @@ _PERHAPS = re.compile(
     re.IGNORECASE,
 )
 """Names of other files that may have labels, as readme.txt has not."""
-_SYSTEM = re.compile(
-    r"\.|[#@$~](?=[^\W\d])|__(?!.*_$)|(?i:lost\+found|System Volume Information|RECYCLER"
-    r"|FOUND\.\d{3}|Network Trash Folder|Temporary Items|_temporary|_delta_log|__pycache__)$"
-)
-"""Folders that systems make, most by a sign in front that people rarely give to a class."""
 TRAIN = "train"
 VAL = "val"
 TEST = "test"
@@ -86,33 +76,6 @@ def role_in(name: str) -> str:
     if len(roles) != 1:
         return ""
     return roles.pop()
-
-
-@lru_cache(1 << 16)
-def system_folder(path: str) -> str:
-    """Return the first folder in a path that a system made; '' without."""
-    return next(filter(_SYSTEM.match, path.split("/")), "")
-
-
-def is_image(name: str) -> bool:
-    """Return whether the name of a file is that of an image, and in no folder of a system."""
-    folder, _, last = name.rpartition("/")
-    return last.lower().endswith(SUFFIXES) and last[0] != "." and not system_folder(folder)
-
-
-def is_ignored(name: str) -> bool:
-    """Return whether a file, of any kind, belongs to a system or to a version and not to a user."""
-    folder, _, last = name.rpartition("/")
-    if last in ("", "Thumbs.db", "desktop.ini", "Icon\r"):
-        return True
-    if last.startswith(("_", ".", "~$")) or last.endswith("_$folder$"):
-        return True
-    return bool(system_folder(folder))
-
-
-def is_needless(name: str) -> bool:
-    """Return whether no step reads a file of this name: it is a system's, and no image."""
-    return is_ignored(name) and not is_image(name)
 
 
 def _is_other(name: str) -> bool:

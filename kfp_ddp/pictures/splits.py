@@ -12,18 +12,9 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import read_below
 from kfp_ddp.pictures import shards
 from kfp_ddp.pictures.layout import Part, check_known, lay_out, number
+from kfp_ddp.pictures.reading import SUFFIXES, is_image, system_folder
 from kfp_ddp.pictures.shards import Slices, Where
-from kfp_ddp.pictures.sides import (
-    SIDES,
-    SUFFIXES,
-    TEST,
-    TRAIN,
-    VAL,
-    is_image,
-    side_of,
-    system_folder,
-    unify,
-)
+from kfp_ddp.pictures.sides import SIDES, TEST, TRAIN, VAL, side_of, unify
 from kfp_ddp.pictures.tables import LARGEST, Labels, labels_of, roots_of
 
 

@@ -15,7 +15,8 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import path_of
 from kfp_ddp.core.spreadsheet import unguarded
 from kfp_ddp.core.text import from_json
-from kfp_ddp.pictures.sides import SUFFIXES, is_image, some
+from kfp_ddp.pictures.reading import SUFFIXES, is_image
+from kfp_ddp.pictures.sides import some
 
 LARGEST = 256 << 20
 """Largest table in bytes: one of a million images has about 80 MB."""

@@ -18,7 +18,7 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import folder_below
 from kfp_ddp.core.folders import path_of
 from kfp_ddp.core.text import printable
-from kfp_ddp.pictures.sides import is_needless, system_folder
+from kfp_ddp.pictures.reading import is_needless, system_folder
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.listing import EMPTY, Filter, Listing, new_hash, token_of
 from kfp_ddp.storage.source import Changed, Damaged, Entry, SourceOptions

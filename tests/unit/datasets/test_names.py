@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.datasets import names
 from kfp_ddp.datasets.options import canonical, dataset_name, glob_of
-from kfp_ddp.pictures.sides import is_needless
+from kfp_ddp.pictures.reading import is_needless
 from kfp_ddp.storage.listing import Filter, Listing
 
 
