@@ -29,7 +29,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return SimpleNamespace(job=manifests[-1], pods=())
 
     monkeypatch.setattr(engine, "launch", launch)
-    monkeypatch.setattr(Api, "connect", lambda: Api(None, "space"))
+    monkeypatch.setattr(Api, "connect", lambda **_: Api(None, "space"))
     return manifests
 
 
