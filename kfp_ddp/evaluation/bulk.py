@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, cast
 from kfp_ddp.core.errors import InputError, UnavailableError
 from kfp_ddp.core.log import log
 from kfp_ddp.core.machine import require
-from kfp_ddp.core.spreadsheet import Reader, write_for_excel
+from kfp_ddp.core.spreadsheet import Reader, write_rows
 from kfp_ddp.core.text import from_json, one_line, printable
 from kfp_ddp.datasets.names import apply
 from kfp_ddp.evaluation.request import PARQUET, PredictionRequest, suffix_of
@@ -83,7 +83,7 @@ class Table:
         cells = ([row.get(name, "") for name in self.columns] for row in rows)
         short = ([_short(cell) for cell in line] for line in cells)
         with file.open("w", encoding="utf-8", newline="") as opened:
-            write_for_excel(opened, itertools.chain([self.columns], short))
+            write_rows(opened, itertools.chain([self.columns], short))
 
     def part_names(self, end: str = "") -> list[str]:
         """Return the names of the parts, or of the files beside them with this end, sorted."""
