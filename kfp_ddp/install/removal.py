@@ -6,11 +6,9 @@ from kfp_ddp.core.text import one_line
 from kfp_ddp.install.apply import Done, resource_of
 from kfp_ddp.install.manifests import PART_OF, Installation, every_object
 from kfp_ddp.jobs.shipping.own_package import MAPS
-from kfp_ddp.k8s.api import IN_BACKGROUND, Api, ApiError, Object
+from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.resource import CONFIG_MAPS, Resource
 
-# With a body, the API server ignores dryRun in the query, and deletes.
-REHEARSED = {**IN_BACKGROUND, "dryRun": ["All"]}
 OURS = "app.kubernetes.io/part-of=kfp-ddp"
 BINDINGS = Resource("rbac.authorization.k8s.io/v1", "clusterrolebindings", namespaced=False)
 
@@ -37,7 +35,7 @@ def _delete(api: Api, existing: Object, *, dry_run: bool) -> Done:
     try:
         if kind == "ClusterRole" and (others := _others(api, name)):
             return Done(kind, name, "left", f"{others[0]} needs it")
-        api.delete(resource_of(existing), name, REHEARSED if dry_run else IN_BACKGROUND)
+        api.delete(resource_of(existing), name, dry_run=dry_run)
     except ApiError as error:
         return Done(kind, name, "refused", one_line(error.message))
     return Done(kind, name, "deleted")

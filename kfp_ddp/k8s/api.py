@@ -254,9 +254,18 @@ class Api:
         return self._request("patch", "APPLY", resource, name, body=body, query=APPLY_QUERY | query)
 
     def delete(
-        self, resource: Resource, name: str, body: Object = IN_BACKGROUND, **options: Any
+        self,
+        resource: Resource,
+        name: str,
+        body: Object = IN_BACKGROUND,
+        *,
+        dry_run: bool = False,
+        **options: Any,
     ) -> None:
         """Delete an object and the objects that it owns; a missing one is not an error."""
+        if dry_run:
+            # With a body, the API server ignores dryRun in the query, and deletes.
+            body = {**body, "dryRun": ["All"]}
         with unless(404):
             options = {"retry": True, **options}
             self._request("delete", "DELETE", resource, name, body=body, **options)
