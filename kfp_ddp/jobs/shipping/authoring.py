@@ -37,12 +37,7 @@ def as_function(
     function = _plain(func)
     func_args = func_args or {}
     name = function.__name__
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):
-        raise InputError(f"{name} has no source: define it in a file") from None
-    text = (INDENTED if source[:1].isspace() else "") + source
-    text += "" if source.endswith("\n") else "\n"
+    text = _source_of(function)
     text = _with_postponed(function, text, _definition(name, text))
     _check_complete(name, text)
     arguments = _as_json(name, func_args)
@@ -59,10 +54,19 @@ def has_one_process(func: Callable[..., Any]) -> bool:
 
     As a rank for each GPU, it would run as often, on all GPUs each time.
     """
-    source = inspect.getsource(func)
-    tree = ast.parse((INDENTED if source[:1].isspace() else "") + source)
+    tree = ast.parse(_source_of(func))
     names = {getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(tree)}
     return "DataParallel" in names and "init_process_group" not in names
+
+
+def _source_of(function: Callable[..., Any]) -> str:
+    """Return the lines that define a function, at the top of a program; InputError for none."""
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        raise InputError(f"{function.__name__} has no source: define it in a file") from None
+    end = "" if source.endswith("\n") else "\n"
+    return (INDENTED if source[:1].isspace() else "") + source + end
 
 
 def as_script(path: str | Path, args: Sequence[str] = ()) -> dict[str, Any]:
