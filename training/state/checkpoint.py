@@ -85,7 +85,8 @@ class ModelInfo:
     @property
     def reading(self) -> Reading:
         """How the run read images; runs of earlier versions dropped alpha channels."""
-        names = {"on_bad_image", "max_pixels", "background", "value_range", "fit"}
+        # Images that the training refused (images=strict) are converted.
+        names = {*Reading._fields} - {"images", "crop"}
         fields = {name: self.config[name] for name in names & self.config.keys()}
         return Reading(**fields, crop=timm_networks.preprocessing(self.model).crop)
 
