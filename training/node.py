@@ -90,8 +90,7 @@ def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
     data = Path(config.data)
     plenty = 100 * ranks  # so many are enough for all ranks, and a list of them takes long
     if splits.count_images(data, most=plenty) < plenty:
-        rule = (config.val_fraction, config.labels, config.layout, config.fold)
-        train = splits.splits_of(data, *rule).train
+        train = splits.splits_of(data, config.layout_rule).train
         batches.check_one_each(len(train), ranks)
 
 

@@ -81,8 +81,7 @@ def _with_model_of_weights(config: TrainConfig) -> TrainConfig:
 def with_splits(config: TrainConfig) -> tuple[TrainConfig, Splits]:
     """List the splits; the returned configuration has `val_fraction` only if it was used."""
     data = pinned(Path(config.data))
-    rule = (config.val_fraction, config.labels, config.layout, config.fold)
-    splits = splits_of(data, *rule)
+    splits = splits_of(data, config.layout_rule)
     used = {"data": str(data), "val_fraction": config.val_fraction * splits.by_name}
     return config.model_copy(update=used), splits
 

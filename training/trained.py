@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from kfp_ddp.pictures.layout import LayoutRule
 from kfp_ddp.training.model import networks
 from kfp_ddp.training.prepare import compute_logits
 from kfp_ddp.training.spec.config import TrainConfig
@@ -43,9 +42,8 @@ def save(network: nn.Module, config: TrainConfig, classes: tuple[str, ...], fold
     Its configuration has what was set and how the dataset is read: nothing else is known of the
     training. Raise OSError.
     """
-    known = {name: getattr(config, name) for name in LayoutRule._fields}
     manifest = checkpoint.manifest_of(
         config, classes, epoch=0.0, world_size=1, samples=0, metrics={}, best=None
     )
-    manifest["config"] = {**known, **config.explicit()}
+    manifest["config"] = {**config.layout_rule._asdict(), **config.explicit()}
     return checkpoint.write(folder, 0, {"model": network.state_dict(), "ema": None}, manifest)

@@ -26,7 +26,6 @@ from kfp_ddp.models import weights_download
 from kfp_ddp.models.registry import registry_of
 from kfp_ddp.models.release import Deployment, Registering, Signing, part_of
 from kfp_ddp.models.signature import key_of, signer_of
-from kfp_ddp.pictures.layout import LayoutRule
 from kfp_ddp.plan.choice import count_gpus
 from kfp_ddp.plan.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, StepResources
 from kfp_ddp.plan.settings import Run, base_training, parse, training_fields, with_weights
@@ -105,7 +104,7 @@ def _plan(run: Run) -> dict[str, Any]:
         measuring=measuring,
         release=run.release,
         service=part_of(run.release, Deployment).service,
-        layout={name: getattr(run.config, name) for name in LayoutRule._fields},
+        layout=run.config.layout_rule._asdict(),
         dataset=run.dataset.dataset,
         data_claim=run.dataset.claim,
         publish=run.dataset.publish,

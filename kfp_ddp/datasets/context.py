@@ -9,7 +9,7 @@ from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.storage.source import Retry, Source
 
 if TYPE_CHECKING:
-    from kfp_ddp.pictures.layout import LayoutRule
+    from kfp_ddp.pictures.reading import LayoutRule
 
 
 @dataclass

@@ -14,7 +14,8 @@ from kfp_ddp.datasets.names import apply, without_markers
 from kfp_ddp.datasets.options import SyncOptions, below
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
-from kfp_ddp.pictures.layout import Layout, LayoutRule, lay_out
+from kfp_ddp.pictures.layout import Layout, lay_out
+from kfp_ddp.pictures.reading import LayoutRule
 from kfp_ddp.pictures.sides import SIDES, TRAIN, likely_tables
 from kfp_ddp.pictures.splits import splits_of
 from kfp_ddp.pictures.tables import LARGEST, Labels, labels_of, roots_of
@@ -70,13 +71,7 @@ def check(
 
 def look_at(listing: Listing, rule: LayoutRule, tables: Sequence[Labels]) -> DatasetImages:
     """Return the images of a sorted listing, with warnings; raise InputError as `lay_out`."""
-    layout = lay_out(
-        listing.names,
-        val_fraction=rule.val_fraction,
-        labels=tables,
-        layout=rule.layout,
-        fold=rule.fold,
-    )
+    layout = lay_out(listing.names, rule, labels=tables)
     train, val = (part.counts(len(layout.classes)) for part in (layout.train, layout.val))
     warnings = (*layout.notes, *uneven(layout.classes, train, val), *_duplicates(listing, layout))
     return DatasetImages(layout, warnings)
@@ -152,7 +147,7 @@ def _some(names: Sequence[str], what: str) -> Iterator[str]:
 def _moved(layout: Layout, before: Path, rule: LayoutRule) -> Iterator[str]:
     """Yield a warning for images that are in another split than in the version before."""
     try:
-        earlier = splits_of(before, *rule)
+        earlier = splits_of(before, rule)
     except KfpDdpError:  # it could not be used for training
         return
     start = len(f"{before}/")

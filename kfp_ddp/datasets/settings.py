@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, create_model, field_
 
 from kfp_ddp.core.settings import Settings, split
 from kfp_ddp.datasets.options import SyncOptions, expanded
-from kfp_ddp.pictures.layout import LayoutRule
+from kfp_ddp.pictures.reading import LayoutRule
 from kfp_ddp.training.spec.config import TrainConfig
 
 
@@ -55,4 +55,4 @@ def rule_of(settings: Mapping[str, Any]) -> LayoutRule | None:
     own = dict.fromkeys(others, "is a setting of the training and not of the layout")
     (values,) = split("layout", settings, TrainConfig, reserved=own)
     config = TrainConfig.create(data=".", output_dir=".", **values)
-    return LayoutRule(*(getattr(config, name) for name in LayoutRule._fields))
+    return config.layout_rule

@@ -21,7 +21,7 @@ from kfp_ddp.storage.listing import Filter, weakness
 from kfp_ddp.storage.source import Changed, Retry, SourceOptions
 
 if TYPE_CHECKING:
-    from kfp_ddp.pictures.layout import LayoutRule
+    from kfp_ddp.pictures.reading import LayoutRule
 
 LISTINGS = 2
 """How often a source is listed if its objects change during the download."""

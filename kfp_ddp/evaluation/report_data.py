@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.pictures.layout import Layout, lay_out
+from kfp_ddp.pictures.layout import Layout, lay_out, recorded_rule
 from kfp_ddp.pictures.reading import Reading
 from kfp_ddp.pictures.shards import Where
 from kfp_ddp.pictures.sides import SIDES, TRAIN
@@ -135,15 +135,12 @@ def dataset_facts(
 
 def _layout(version: Path, config: Mapping[str, object], classes: tuple[str, ...]) -> Layout | None:
     """Return the sides by the names in the manifest; None if a table of labels defines them."""
-    if config.get("labels"):
+    rule = recorded_rule(config)
+    if rule.labels:
         return None
-    share = config.get("val_fraction")
-    share = share if isinstance(share, int | float) else 0
     names = (row.name for row in manifest.rows(version / manifest.NAME))
     try:
-        how = str(config.get("layout", "auto"))
-        fold = str(config.get("fold", ""))
-        return lay_out(names, val_fraction=share, layout=how, fold=fold, classes=classes)
+        return lay_out(names, rule, classes=classes)
     except InputError:
         return None
 

@@ -17,8 +17,8 @@ from kfp_ddp.datasets.images import uneven
 from kfp_ddp.datasets.names import apply
 from kfp_ddp.datasets.options import MOST_ROWS, below, glob_of
 from kfp_ddp.local.results import shown
-from kfp_ddp.pictures.layout import Layout, LayoutRule, lay_out
-from kfp_ddp.pictures.reading import Reading, is_image
+from kfp_ddp.pictures.layout import Layout, lay_out
+from kfp_ddp.pictures.reading import LayoutRule, Reading, is_image
 from kfp_ddp.pictures.shards import Where, content
 from kfp_ddp.pictures.sides import ARCHIVES, TEST, TRAIN, VAL, tables_in
 from kfp_ddp.pictures.splits import read_tables
@@ -145,8 +145,7 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     )
     names = [name for name in everything if selection.selects(name)]
     labels = read_tables(folder, rule.labels, None) if folder else ()
-    where: dict[str, Any] = {"layout": rule.layout, "fold": rule.fold}
-    layout = lay_out(names, val_fraction=rule.val_fraction, labels=labels, **where)
+    layout = lay_out(names, rule, labels=labels)
     notes = [*layout.notes, *_filter_notes(everything, names, sync)]
     _check_tags(tags, names, source)
     if not rule.labels:
@@ -278,8 +277,7 @@ def _without(broken: Mapping[str, str], names: Iterable[str], rule: LayoutRule) 
     readable = [name for name in names if name not in broken]
     try:
         everything = [*readable, *folders]
-        where: dict[str, Any] = {"layout": rule.layout, "fold": rule.fold}
-        return lay_out(everything, val_fraction=rule.val_fraction, **where)
+        return lay_out(everything, rule)
     except InputError as error:
         raise InputError(
             f"{plural(len(broken), 'image')} cannot be read, {next(iter(broken))} first; "

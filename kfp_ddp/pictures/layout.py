@@ -4,14 +4,13 @@ import hashlib
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import same_text
 from kfp_ddp.pictures.columns import assign_by_labels
-from kfp_ddp.pictures.reading import system_folder
+from kfp_ddp.pictures.reading import LayoutRule, system_folder
 from kfp_ddp.pictures.sides import (
     SIDES,
     TEST,
@@ -36,15 +35,6 @@ _FEWEST = 2
 """Images of a class that validate at least."""
 _TENTH = 10
 """Images of a class up to which a tenth of it validates."""
-
-
-class LayoutRule(NamedTuple):
-    """Settings of the layout; see `TrainConfig`."""
-
-    val_fraction: float = 0.1
-    labels: str = ""
-    layout: str = "auto"
-    fold: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,39 +79,47 @@ class Layout:
         return {TRAIN: self.train, VAL: self.val, TEST: self.test}
 
 
+def recorded_rule(config: Mapping[str, object]) -> LayoutRule:
+    """Return the rule in the settings that a training recorded; early versions lack parts."""
+    share = config.get("val_fraction")
+    defaults = LayoutRule._field_defaults
+    texts = {name: str(config.get(name, defaults[name])) for name in ("labels", "layout", "fold")}
+    return LayoutRule(share if isinstance(share, int | float) else 0, **texts)
+
+
 def lay_out(
     names: Iterable[str],
+    rule: LayoutRule,
     *,
-    val_fraction: float,
     labels: Sequence[Labels] = (),
-    layout: str = "auto",
-    fold: str = "",
     classes: Sequence[str] | None = None,
 ) -> Layout:
     """Assign the images of a dataset to classes and splits; raise InputError if it cannot train.
 
-    With the `classes` of a model, the training images are not checked.
+    `labels` are the tables that the rule names. With the `classes` of a model, the training images
+    are not checked.
     """
     names = list(names)
     try:
-        assignment = _assign(names, labels, layout)
+        assignment = _assign(names, labels, rule.layout)
         unify(assignment.sides.values(), classes or ())
         if classes is None:
             _check_classes(assignment.sides[TRAIN], names)
     except InputError as error:
         raise InputError("; ".join([str(error), *_systems(names)])) from None
     sides = {role: assignment.sides.get(role, Side()) for role in SIDES}
-    divided = val_fraction > 0 or classes is None
-    by_name = VAL not in assignment.sides and (divided or bool(fold))
-    if fold and not by_name:
-        raise InputError(f"fold={fold} divides images without a split, and there is a val/")
+    divided = rule.val_fraction > 0 or classes is None
+    by_name = VAL not in assignment.sides and (divided or bool(rule.fold))
+    if rule.fold and not by_name:
+        raise InputError(f"fold={rule.fold} divides images without a split, and there is a val/")
     known = tuple(sorted(sides[TRAIN].classes) if classes is None else classes)
-    if fold:
-        assignment.form += f", validation by name (fold {fold})"
-        sides[VAL] = _take_fold(sides[TRAIN], fold)
+    if rule.fold:
+        assignment.form += f", validation by name (fold {rule.fold})"
+        sides[VAL] = _take_fold(sides[TRAIN], rule.fold)
     elif by_name:
-        assignment.form += f", validation by name (val_fraction={val_fraction:g})"
-        sides[VAL] = _split_by_name(sides[TRAIN], val_fraction, classes is None, assignment.doubt)
+        share = rule.val_fraction
+        assignment.form += f", validation by name (val_fraction={share:g})"
+        sides[VAL] = _split_by_name(sides[TRAIN], share, classes is None, assignment.doubt)
     _check_others(sides, known, assignment, () if labels else names)
     tables = {table.name for table in labels}
     others = not_read(name for name in names if name not in tables)

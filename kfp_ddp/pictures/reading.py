@@ -1,4 +1,4 @@
-"""Which files are pictures, and how they are read: settings, with those of runs without them."""
+"""Which files are pictures, and how these and their folders are read, by settings of the run."""
 
 import re
 from functools import lru_cache
@@ -42,6 +42,19 @@ class Reading(NamedTuple):
 
 
 READING = Reading()
+
+
+class LayoutRule(NamedTuple):
+    """Settings of the layout; see `TrainConfig`."""
+
+    val_fraction: float = 0.1
+    labels: str = ""
+    layout: str = "auto"
+    fold: str = ""
+
+
+RULE = LayoutRule()
+"""The defaults."""
 
 
 @lru_cache(1 << 16)

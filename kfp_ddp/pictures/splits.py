@@ -11,8 +11,8 @@ from typing import NamedTuple
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import read_below
 from kfp_ddp.pictures import shards
-from kfp_ddp.pictures.layout import Part, check_known, lay_out, number
-from kfp_ddp.pictures.reading import SUFFIXES, is_image, system_folder
+from kfp_ddp.pictures.layout import Part, check_known, lay_out, number, recorded_rule
+from kfp_ddp.pictures.reading import RULE, SUFFIXES, LayoutRule, is_image, system_folder
 from kfp_ddp.pictures.shards import Slices, Where
 from kfp_ddp.pictures.sides import SIDES, TEST, TRAIN, VAL, side_of, unify
 from kfp_ddp.pictures.tables import LARGEST, Labels, labels_of, roots_of
@@ -60,25 +60,15 @@ class Splits(NamedTuple):
 
 def splits_of(
     data: Path,
-    val_fraction: float = 0.1,
-    labels: str = "",
-    layout: str = "auto",
-    fold: str = "",
+    rule: LayoutRule = RULE,
     classes: Sequence[str] | None = None,
 ) -> Splits:
     """List the splits of a folder by `lay_out`; raise InputError or StorageError."""
     packed = shards.members(data)
     names = list(_names(data)) if packed is None else packed.names
     try:
-        tables = read_tables(data, labels, packed)
-        images = lay_out(
-            names,
-            val_fraction=val_fraction,
-            labels=tables,
-            layout=layout,
-            fold=fold,
-            classes=classes,
-        )
+        tables = read_tables(data, rule.labels, packed)
+        images = lay_out(names, rule, labels=tables, classes=classes)
     except InputError as error:
         raise InputError(f"dataset {data}: {error}") from None
     positions = _positions(data, packed) if packed else {}
@@ -99,12 +89,7 @@ def sides_of(
     """List a trained model's split, or a folder; with val also the other splits; InputError."""
     if split not in SIDES:
         return scan(data / split, classes), {}
-    share = config.get("val_fraction")
-    if not isinstance(share, int | float):
-        share = 0  # runs of early versions have none
-    labels = str(config.get("labels", ""))
-    layout = str(config.get("layout", "auto"))
-    splits = splits_of(data, share, labels, layout, str(config.get("fold", "")), classes)
+    splits = splits_of(data, recorded_rule(config), classes)
     index = {TRAIN: splits.train, VAL: splits.val, TEST: splits.test}[split]
     if not index:
         raise InputError(

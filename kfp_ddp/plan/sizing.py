@@ -16,7 +16,6 @@ from kfp_ddp.k8s.objects import parse_quantity
 from kfp_ddp.models import weights_download
 from kfp_ddp.models.weights_download import RANDOM_START, Start
 from kfp_ddp.pictures.header import frame_of
-from kfp_ddp.pictures.layout import LayoutRule
 from kfp_ddp.plan.choice import (
     Choice,
     Machine,
@@ -224,8 +223,8 @@ def _photographs(run: Run) -> Photographs:
     source = run.parameters.source
     if not is_remote(source) and not Path(source).is_dir():
         return UNSEEN
-    rule = LayoutRule(**{name: getattr(run.config, name) for name in LayoutRule._fields})
-    layout, contents = sample(source, options_of(run.dataset.dataset, run.sync), rule)
+    options = options_of(run.dataset.dataset, run.sync)
+    layout, contents = sample(source, options, run.config.layout_rule)
     headers = [header for header in map(_header, contents) if header is not None]
     short_side, decoding = statistics_of(headers)
     return Photographs(

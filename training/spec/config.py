@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import hint
-from kfp_ddp.pictures.reading import Reading
+from kfp_ddp.pictures.reading import LayoutRule, Reading
 from kfp_ddp.training.spec import model_file, timm_networks
 from kfp_ddp.training.spec.data_settings import DataSettings, ImageSettings
 from kfp_ddp.training.spec.network_settings import NetworkSettings
@@ -42,6 +42,11 @@ class TrainConfig(
         """How images are read."""
         fields = {name: getattr(self, name) for name in Reading._fields if name != "crop"}
         return Reading(**fields, crop=timm_networks.preprocessing(self.model).crop)
+
+    @property
+    def layout_rule(self) -> LayoutRule:
+        """What the folders and tables of the dataset mean."""
+        return LayoutRule(*(getattr(self, name) for name in LayoutRule._fields))
 
     def to_argv(self) -> list[str]:
         """Return the command line flags of the fields that were set; `parse` reverses it."""

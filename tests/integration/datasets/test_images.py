@@ -7,7 +7,8 @@ import pytest
 
 from kfp_ddp.core.text import cell
 from kfp_ddp.datasets.images import look_at
-from kfp_ddp.pictures.layout import LayoutRule, lay_out
+from kfp_ddp.pictures.layout import lay_out
+from kfp_ddp.pictures.reading import LayoutRule
 from kfp_ddp.storage.listing import Listing
 from tests.gcs_server import Bucket
 from tests.sync_runs import step
@@ -44,7 +45,7 @@ def test_the_report_counts_classes_and_the_log_has_a_line(
     bucket.put("ds/dog|x/twice.jpg", b"cat 0")
     report = report_of(tmp_path, LAYOUT)
     names = [name.removeprefix("ds/") for name in bucket.objects]
-    found = lay_out(names, val_fraction=0.1)
+    found = lay_out(names, LayoutRule(0.1))
     (train, _), (val, _) = found.train.counts(2), found.val.counts(2)
     assert "## Images: 201 in 2 classes" in report
     assert f"| cat | {train} | {val} | 0 |" in report
@@ -67,7 +68,7 @@ def test_images_that_change_their_split_are_reported(bucket: Bucket, tmp_path: P
         fill(bucket, number, "dog")
         report = report_of(tmp_path, LAYOUT, pack=pack)
         names = [name.removeprefix("ds/") for name in bucket.objects]
-        sides.append(lay_out(names, val_fraction=0.1))
+        sides.append(lay_out(names, LayoutRule(0.1)))
         if number == 60 and len(sides) == 2:
             late = set(sides[0].train.names) & set(sides[1].val.names)
             moved = late | set(sides[0].val.names) & set(sides[1].train.names)

@@ -16,6 +16,7 @@ from kfp_ddp.datasets.sync import sync
 from kfp_ddp.evaluation.engine import log_metrics
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.pictures.reading import LayoutRule
 from kfp_ddp.pictures.sides import SIDES
 from kfp_ddp.pictures.splits import splits_of
 from kfp_ddp.pipelines.form import form_of
@@ -37,7 +38,7 @@ def test_val_is_as_trained(trained: Trained, tmp_path: Path) -> None:
     config = {**known, "data": str(data), "val_fraction": 0.3}
     split = trained.rewritten(tmp_path / "checkpoints", config=config)._replace(dataset=data)
     record = split.evaluate().result
-    expected = {str(Path(p).relative_to(data)) for p in splits_of(data, 0.3).val.paths}
+    expected = {str(Path(p).relative_to(data)) for p in splits_of(data, LayoutRule(0.3)).val.paths}
     assert record.read_predictions(split.evaluation.parent).keys() == expected
     assert (record.samples, record.split) == (len(expected), "val")
 

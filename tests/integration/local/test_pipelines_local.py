@@ -17,6 +17,7 @@ import pytest
 from kfp_ddp.local import demo, results
 from kfp_ddp.local.results import outputs
 from kfp_ddp.pictures.layout import lay_out
+from kfp_ddp.pictures.reading import LayoutRule
 from kfp_ddp.training.spec import model_file
 from tests.local_pipeline import pipeline
 from tests.photographs import plain, write
@@ -84,7 +85,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 def test_first_nightly_run_fits_the_images_and_exports_the_champion(place: Place) -> None:
     """Warm-up and batch are sized by the images; the split is by name."""
     names = [path.relative_to(place.source).as_posix() for path in place.source.rglob("*.png")]
-    sides = lay_out(names, val_fraction=0.25)
+    sides = lay_out(names, LayoutRule(0.25))
     counts = f"2 classes, {len(sides.train)} to train on, {len(sides.val)} to validate"
     assert counts in place.first_log
     config = json.loads((place.first_run / "config.json").read_text())

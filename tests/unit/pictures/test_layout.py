@@ -14,7 +14,8 @@ import pytest
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets.settings import rule_of
 from kfp_ddp.datasets.versions import leases_of
-from kfp_ddp.pictures.layout import Layout, LayoutRule, Part, lay_out
+from kfp_ddp.pictures.layout import Layout, Part, lay_out
+from kfp_ddp.pictures.reading import LayoutRule
 from kfp_ddp.pictures.splits import count_images, scan, sides_of, splits_of
 from kfp_ddp.pictures.tables import labels_of
 from kfp_ddp.training.prepare import _scan
@@ -24,7 +25,7 @@ from tests.training_ranks import run
 
 def laid_out(names: Iterable[str], labels: str = "", called: str = "labels.csv") -> Layout:
     read = labels_of(called, lambda _: labels.encode()) if labels else ()
-    return lay_out(names, val_fraction=0.1, labels=read)
+    return lay_out(names, LayoutRule(0.1), labels=read)
 
 
 def by_class(layout: Layout, part: Part) -> dict[str, list[str]]:
@@ -57,7 +58,7 @@ def test_split_of_a_growing_class(share: float) -> None:
     dice, names, before = random.Random(share), [*photographs(150, "dog")], set[str]()
     for count in range(1, 300):
         names.insert(dice.randrange(len(names)), f"cat/{dice.random()}.jpg")
-        layout = lay_out(names, val_fraction=share)
+        layout = lay_out(names, LayoutRule(share))
         val = set(by_class(layout, layout.val).get("cat", ()))
         cats = sorted((name for name in names if name[0] == "c"), key=position)
         chosen = [name for name in cats if position(name) < share]
@@ -124,7 +125,7 @@ def test_a_class_with_the_name_of_a_split_is_a_note(text: str, glob: str) -> Non
     notes = [note for note in laid_out(tree(text)).notes if "exclude=" in note]
     assert bool(notes) == bool(glob)
     assert all(glob in note for note in notes)
-    as_told = lay_out(tree(text.removeprefix("train*")), val_fraction=0.1, layout="classes")
+    as_told = lay_out(tree(text.removeprefix("train*")), LayoutRule(0.1, layout="classes"))
     assert not any("exclude=" in note for note in as_told.notes)
 
 
@@ -148,7 +149,7 @@ def test_tree_of_two_readings_is_refused(text: str, as_classes: str, as_splits: 
         laid_out(tree(text))
     for layout, classes in (("classes", as_classes), ("splits", as_splits)):
         if classes is not None:
-            images = lay_out(tree(text), val_fraction=0.1, layout=layout)
+            images = lay_out(tree(text), LayoutRule(0.1, layout=layout))
             assert " ".join(images.classes) == classes
 
 
@@ -177,7 +178,7 @@ def test_two_forms_of_one_class_are_one() -> None:
     composed, apart = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
     layout = laid_out([f"train/{name}" for name in tree(f"{composed},{apart},the")])
     assert layout.classes == (composed, "the")
-    layout = lay_out(tree(f"val*{composed}"), val_fraction=0.1, classes=(apart, "the"))
+    layout = lay_out(tree(f"val*{composed}"), LayoutRule(0.1), classes=(apart, "the"))
     assert (layout.classes, len(layout.val)) == ((apart, "the"), 6)
     table = (
         "".join(f"{n}.jpg,{apart if n % 2 else composed}\n" for n in range(8)) + "8.jpg,b\n9.jpg,b"
@@ -276,10 +277,10 @@ def test_test_folder_without_known_classes_is_left_out() -> None:
 
 
 def test_known_classes_need_no_training_images() -> None:
-    layout = lay_out(["val/cat/1.jpg"], val_fraction=0.1, classes=("ape", "cat"))
+    layout = lay_out(["val/cat/1.jpg"], LayoutRule(0.1), classes=("ape", "cat"))
     assert list(layout.val) == [("val/cat/1.jpg", 1)]
     with pytest.raises(InputError, match="'eel' is in val/ but not"):
-        lay_out(["val/eel/1.jpg"], val_fraction=0.1, classes=("ape", "cat"))
+        lay_out(["val/eel/1.jpg"], LayoutRule(0.1), classes=("ape", "cat"))
 
 
 def test_order_does_not_depend_on_the_listing() -> None:
@@ -292,8 +293,8 @@ def test_order_does_not_depend_on_the_listing() -> None:
 
 def test_val_fraction_of_0_needs_a_val_folder() -> None:
     with pytest.raises(InputError, match="there is no val/"):
-        lay_out(photographs(9, "cat", "dog"), val_fraction=0)
-    assert not len(lay_out(photographs(9, "cat"), val_fraction=0, classes=("cat", "dog")).val)
+        lay_out(photographs(9, "cat", "dog"), LayoutRule(0))
+    assert not len(lay_out(photographs(9, "cat"), LayoutRule(0), classes=("cat", "dog")).val)
 
 
 def touch(root: Path, *names: str) -> Path:
@@ -334,7 +335,7 @@ def test_each_image_validates_in_one_fold(tmp_path: Path) -> None:
 
 def test_a_fold_needs_images_without_a_split() -> None:
     with pytest.raises(InputError, match="fold=1/2 divides images without a split"):
-        lay_out(tree("train,val*a,b"), val_fraction=0.1, fold="1/2")
+        lay_out(tree("train,val*a,b"), LayoutRule(0.1, fold="1/2"))
 
 
 @pytest.mark.parametrize("fold", ["0/5", "6/5", "1/1", "2", "1/5/5", "a/b"])
@@ -388,10 +389,10 @@ def test_absolute_paths_of_a_table_are_names_below_the_address(
         rows = "".join(f"{root}/x/{n}.jpg,{'ab'[n % 2]}\n" for n in range(12))
         write(tmp_path / "labels.csv", f"path,label\n{rows}")
         for setting in ("labels.csv", f"{root}/labels.csv"):
-            assert splits_of(tmp_path, 0.2, setting).train.classes == ("a", "b")
+            assert splits_of(tmp_path, LayoutRule(0.2, setting)).train.classes == ("a", "b")
     write(tmp_path / "labels.csv", f"path,label\n{rows}/elsewhere/x/1.jpg,a\n")
     with pytest.raises(InputError, match=r"names 1 files .* /elsewhere/x/1\.jpg first"):
-        splits_of(tmp_path, 0.2, "labels.csv")
+        splits_of(tmp_path, LayoutRule(0.2, "labels.csv"))
 
 
 def test_archive_has_the_same_splits_as_the_folder(tmp_path: Path) -> None:
@@ -403,8 +404,8 @@ def test_archive_has_the_same_splits_as_the_folder(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "packed" / "0.tar", "w") as archive:
         for path in sorted((tmp_path / "files").iterdir()):
             archive.add(path, path.name)
-    plain = splits_of(tmp_path / "files", 0.3, "labels.csv")
-    packed = splits_of(tmp_path / "packed", 0.3, "labels.csv")
+    plain = splits_of(tmp_path / "files", LayoutRule(0.3, "labels.csv"))
+    packed = splits_of(tmp_path / "packed", LayoutRule(0.3, "labels.csv"))
     for one, other in ((plain.train, packed.train), (plain.val, packed.val)):
         assert [Path(path).name for path in one.paths] == [Path(p).name for p in other.paths]
         assert one.targets == other.targets
@@ -434,7 +435,7 @@ def test_invalid_dataset_is_one_line(tmp_path: Path) -> None:
     touch(tmp_path, "cat/1.jpg", "dog/2.jpg")
     for name in ("labels.csv", "../labels.csv"):
         with pytest.raises(InputError, match=rf"labels {name} cannot be read"):
-            splits_of(tmp_path, labels=name)
+            splits_of(tmp_path, LayoutRule(labels=name))
     with pytest.raises(InputError, match="has no folder val/"):
         sides_of(tmp_path, "val", ("cat", "dog"), {})
     with pytest.raises(InputError, match="has no folder test/"):

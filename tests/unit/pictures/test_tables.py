@@ -9,6 +9,7 @@ import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.pictures.layout import Layout, lay_out
+from kfp_ddp.pictures.reading import LayoutRule
 from kfp_ddp.pictures.tables import Labels, labels_of
 from tests.unit.pictures.test_layout import by_class, photographs
 
@@ -16,7 +17,7 @@ from tests.unit.pictures.test_layout import by_class, photographs
 def laid_out(names: Iterable[str], labels: str | bytes, called: str = "labels.csv") -> Layout:
     """Lay out images by tables of one content."""
     data = labels.encode() if isinstance(labels, str) else labels
-    return lay_out(names, val_fraction=0.1, labels=labels_of(called, lambda _: data))
+    return lay_out(names, LayoutRule(0.1), labels=labels_of(called, lambda _: data))
 
 
 def classes_of(layout: Layout) -> dict[str, str]:
@@ -237,9 +238,9 @@ def test_each_split_has_a_table(called: str, top: str) -> None:
     names = [f"{top.format(side)}/{name}" for side in ("train", "test") for name in BARE]
     if top == "{0}":
         with pytest.raises(InputError, match=r"labels.*(train/metadata|train)\.csv"):
-            lay_out([*names, *tables], val_fraction=0.1)
+            lay_out([*names, *tables], LayoutRule(0.1))
     read = labels_of(",".join(tables), lambda name: tables[name].encode())
-    layout = lay_out([*names, *tables], val_fraction=0.1, labels=read)
+    layout = lay_out([*names, *tables], LayoutRule(0.1), labels=read)
     assert (len(layout.test), len(layout.train) + len(layout.val)) == (6, 6)
     assert {name.partition("/")[0] for name in layout.test.names} == {top.format("test")}
     assert layout.notes == ()
@@ -297,4 +298,4 @@ def test_bare_name_in_two_folders_is_refused() -> None:
 @pytest.mark.parametrize("called", ["a.csv", "a.jsonl", "a.txt"])
 def test_invalid_table_is_refused(called: str, data: bytes) -> None:
     with pytest.raises(InputError, match=rf"a\.{called[2:]}"):
-        lay_out(["a.jpg", "b.jpg"], val_fraction=0.1, labels=[Labels.parse(called, data)])
+        lay_out(["a.jpg", "b.jpg"], LayoutRule(0.1), labels=[Labels.parse(called, data)])
