@@ -1,7 +1,7 @@
 """The Roles of people in deploy/multi-team, with a token of each, and the overlay of the page."""
 
-import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +13,7 @@ from kfp_ddp.k8s.api import Api, review
 from tests.e2e.harness.namespace import namespace
 from tests.e2e.harness.programs import kubectl
 from tests.e2e.harness.rights import DEPLOY, act_as
-from tests.pages import fences
+from tests.overlays import write_overlay
 
 # Verb, group, resource and subresource, and who may.
 RIGHTS = {
@@ -62,15 +62,12 @@ def test_people_may_what_their_role_is_for(cluster: client.ApiClient) -> None:
 
 
 def test_overlay_of_the_page_is_what_install_applies(tmp_path: Path) -> None:
-    page = DEPLOY / "README.md"
-    (overlay,) = (text for text in fences(page, "yaml") if "components:" in text)
-    near = Path("../" * len(tmp_path.parts[1:]), *DEPLOY.resolve().parts[1:])
-    local = re.sub(r"https://github\.com/[^/]+/[^/]+//deploy(\S*)\?ref=\S+", rf"{near}\1", overlay)
-    (tmp_path / "kustomization.yaml").write_text(local)
+    write_overlay(tmp_path, "vision")
     built = list(yaml.safe_load_all(kubectl("kustomize", str(tmp_path))))
     assert {item["metadata"]["namespace"] for item in built} == {"vision"}
     specs = {(item["kind"], item["metadata"]["name"]): item.get("spec") for item in built}
-    target = Installation("vision", "nfs", see_nodes=False, egress_ports=(9000,), source=False)
+    options: dict[str, Any] = {"size": "200Gi", "see_nodes": False, "source": False}
+    target = Installation("vision", "nfs", egress_ports=(9000,), **options)
     installed = {
         (one["kind"], one["metadata"]["name"]): one.get("spec") for one in manifests(target)
     }
@@ -78,4 +75,4 @@ def test_overlay_of_the_page_is_what_install_applies(tmp_path: Path) -> None:
         specs["NetworkPolicy", name]["egress"][-1]["ports"][0].pop("protocol")
     assert installed.items() <= specs.items()
     rest = {kind for kind, _ in specs.keys() - installed.keys()}
-    assert rest == {"Role", "RoleBinding", "LimitRange", "PodMonitor"}
+    assert rest == {"ConfigMap", "Role", "RoleBinding", "LimitRange", "PodMonitor"}
