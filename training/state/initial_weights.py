@@ -184,11 +184,22 @@ def initialise(
     sizes = {len(tensors.get(f"{head}weight", ())) for head in heads}
     if not _is_for_classes(weights, sizes, classes):
         tensors = _without(heads, tensors)
+        _reset(network, heads)
         if report:
             log.info(f"pretrained: a new classifier for {len(classes)} classes")
     problem = _misfit(tensors, network.state_dict(), heads, places, what)
     advice = "set model to the network of these weights, or use other weights"
     _fill(network, tensors, what, config, problem, advice)
+
+
+def _reset(network: nn.Module, heads: tuple[str, ...]) -> None:
+    """Draw the values of the classifier as torch does by default.
+
+    EfficientNets draw them by the number of classes: of few classes, the first loss is near 10.
+    """
+    for head in heads:
+        layer: Any = network.get_submodule(head.removesuffix("."))
+        layer.reset_parameters()
 
 
 def load_all(
