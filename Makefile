@@ -122,6 +122,7 @@ lock: $(INSTALLED) ## the locks again, from pyproject.toml
 	$(IMAGE_LOCK) --extra train --extra monitor --extra mlflow --extra export --extra heif --extra parquet --extra timm --extra verify $(STORES) pyproject.toml --output-file images/trainer/requirements.lock
 	$(IMAGE_LOCK) --extra serve --extra verify $(STORES) pyproject.toml --output-file images/server/requirements.lock
 	printf '%s\n' hatchling setuptools | $(UV_LOCK) --constraint requirements.lock - --output-file images/wheel/requirements.lock
+	echo pyarrow | $(UV_LOCK) --constraint requirements.lock - --output-file images/parquet/requirements.lock
 	echo uv | $(UV_LOCK) - --output-file images/uv/requirements.lock
 
 release-dry-run: $(INSTALLED) ## all of a release that needs no network, in dist/release

@@ -114,6 +114,7 @@ def sample(source_url: str, options: SyncOptions, rule: LayoutRule) -> tuple[Lay
         options.symlinks,
         select=select,
         requester_pays=options.requester_pays,
+        label_column=options.label_column,
     )
     context = Context(open_source(source_url, limits), options, Retry(), lambda *_: None)
     listed = select.select(without_markers(context.source.listing())[0])

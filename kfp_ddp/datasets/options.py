@@ -92,6 +92,12 @@ class SyncOptions:
         "For a bucket whose requester pays: the project that pays for gs://, or requester for "
         "s3://, where the account of the credentials pays.",
     )
+    label_column: str = setting(
+        "",
+        "Of a dataset of the hub in Parquet files with pictures: the column of their classes, "
+        "empty for the only one. Each picture becomes a file in the folder of its class; none "
+        "copies the Parquet files as they are.",
+    )
 
     @property
     def layout(self) -> str:

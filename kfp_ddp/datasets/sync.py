@@ -1,6 +1,7 @@
 """Sync a source to a target: list, check names, compare, lock, download, publish."""
 
 import os
+import tempfile
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -49,6 +50,8 @@ def sync(
             ahead=options.concurrency if new else 0,
             select=Filter(options.include, options.exclude),
             requester_pays=options.requester_pays,
+            label_column=options.label_column,
+            copies=tempfile.gettempdir() if options.dry_run else str(target / ".kfsync"),
         ),
     )
     checks.check_apart(source_url, target)

@@ -121,7 +121,7 @@ class Transfer:
                     if pause := self._pause(entry.size):
                         await asyncio.sleep(pause)
                     data = await reader.read(entry)
-                    if len(data) != entry.size:
+                    if self._listing.sized and len(data) != entry.size:
                         raise Damaged(f"{len(data)} bytes instead of {entry.size}")
                     following = self._next(reader)
                     await self._put(index, data)

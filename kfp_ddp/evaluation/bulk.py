@@ -319,6 +319,11 @@ def list_objects(request: PredictionRequest, table: Table) -> tuple[Listing, dic
     source = open_source(request.source, SourceOptions(requester_pays=request.requester_pays))
     own = _table_in_source(request, table)
     listing = source.listing()
+    if not listing.sized:
+        raise InputError(
+            f"{source.url} is a dataset in Parquet files: copy its pictures to a folder first, by "
+            f"kfp-ddp sync {source.url} FOLDER, and predict FOLDER/current"
+        )
     listed = array("L")
     for position, name in enumerate(listing.names):
         ours = name in (own, f"{own}.json", f"{own}{SAMPLE}") or name.startswith(f"{own}.parts/")

@@ -139,7 +139,9 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     reading = Reading(**_fields_of(Reading, training))
 
     selection = Filter(tuple(sync.get("include", ())), sync["exclude"])
-    bucket = SourceOptions(requester_pays=sync.get("requester_pays", ""))
+    bucket = SourceOptions(
+        requester_pays=sync.get("requester_pays", ""), label_column=sync.get("label_column", "")
+    )
     everything = (
         list(_names(folder, sync)) if folder else open_source(source, bucket).listing().names
     )

@@ -1,14 +1,16 @@
 """A dataset on the Hugging Face Hub at one commit: hf://datasets/owner/name@revision/folder."""
 
+import contextlib
 import hashlib
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import Executor
+from typing import IO, Any
 from urllib.parse import quote, urlsplit
 
 import httpx2
-from huggingface_hub import HfApi, get_session, hf_hub_url, utils
+from huggingface_hub import HfApi, HfFileSystem, get_session, hf_hub_url, utils
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -17,17 +19,34 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.errors import InputError, KfpDdpError, writing
+from kfp_ddp.core.machine import require
 from kfp_ddp.core.text import one_line
-from kfp_ddp.storage import store
+from kfp_ddp.storage import event_loop, store
 from kfp_ddp.storage.http.answer import Response
-from kfp_ddp.storage.http.client import Checksum, HttpSource, sha256_checksum
+from kfp_ddp.storage.http.client import Checksum, HttpReader, HttpSource, sha256_checksum
 from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
 from kfp_ddp.storage.listing import Listing
+from kfp_ddp.storage.parquet_rows import (
+    FILES,
+    CopiedRows,
+    ParquetRows,
+    RemoteRows,
+    Shard,
+    check_configurations,
+    columns_of,
+    nameless_file,
+    parquet_file,
+    shards_in,
+    suffix_of,
+)
 from kfp_ddp.storage.source import (
     Entry,
     Pages,
+    Reader,
+    Retry,
     SourceOptions,
+    Transient,
     check_not_empty,
     is_temporary,
     reading_pages,
@@ -64,6 +83,8 @@ class HuggingFaceSource(HttpSource):
         self._revision = parts["revision"]
         folder = (parts["folder"] or "").strip("/")
         self._prefix = f"{folder}/" if folder else ""
+        self._options = options
+        self._rows: ParquetRows | None = None
 
     def listing(self) -> Listing:
         """List the folder at the revision's commit; see `Source.listing`."""
@@ -88,7 +109,14 @@ class HuggingFaceSource(HttpSource):
             endpoint=self._api.endpoint,
         ).removesuffix("x")
         self._path = target_of(urlsplit(address))
-        return listing
+        shards = shards_in(listing)
+        if not shards or self._options.label_column == FILES:
+            return listing
+        return self._pictures_in(shards) or listing
+
+    def reader(self, threads: Executor | None) -> Reader:
+        """Return a reader of files, or of the pictures in them; see `Source.reader`."""
+        return self._rows.reader(threads) if self._rows else super().reader(threads)
 
     def request(self, entry: Entry, offset: int) -> Request:
         """Ask for stored bytes, not for compressed ones; see `HttpSource.request`."""
@@ -132,6 +160,58 @@ class HuggingFaceSource(HttpSource):
             sdk.hf_raise_for_status(answer)
             yield answer.json()
             query = pages.following(urlsplit(answer.links.get("next", {}).get("url", "")).query)
+
+    def _pictures_in(self, shards: list[Shard]) -> Listing | None:
+        """Return the pictures in Parquet files; None if there are none."""
+        require("parquet", f"{self.url}, a dataset in Parquet files,")
+        with self._remote(shards[0]) as file, reading_pages(self.url):
+            parquet = parquet_file(file)
+            columns = columns_of(self.url, parquet.schema_arrow, self._options.label_column)
+            if columns is None:
+                return None
+            suffix = suffix_of(parquet, columns)
+        check_configurations(self.url, shards)
+        if self._options.copies:
+            copied = self._copied
+            self._rows = CopiedRows(shards, columns, suffix, copied, folder=self._options.copies)
+        else:
+            self._rows = RemoteRows(shards, columns, suffix, self._remote)
+        with reading_pages(self.url):
+            return self._rows.listing()
+
+    def _remote(self, shard: Shard) -> IO[bytes]:
+        """Open a file of the dataset; each read is a request."""
+        files = HfFileSystem(endpoint=self._api.endpoint)
+        path = f"datasets/{self._name}@{self._revision}/{self._prefix}{shard.name}"
+        file: IO[bytes] = files.open(path, "rb", cache_type="none")
+        return file
+
+    def _copied(self, shard: Shard) -> IO[bytes]:
+        """Download a file, verified, to one without a name."""
+        folder = self._options.copies
+        entry = Entry(shard.name, 0, shard.tag, shard.size)
+        file = nameless_file(folder)
+
+        def take(block: bytes) -> None:
+            with writing(folder):
+                file.write(block)
+
+        async def attempt() -> None:
+            file.seek(0)
+            file.truncate()
+            reader = HttpReader(self, None)
+            try:
+                await reader.pour(entry, 0, take)
+            finally:
+                reader.close()
+            if file.tell() != shard.size:
+                raise Transient(f"{file.tell()} bytes instead of {shard.size}")
+
+        with contextlib.ExitStack() as closing:
+            closing.enter_context(file)
+            event_loop.run(Retry().call("read", f"{shard.name!r} of {self.url}", attempt))
+            closing.pop_all()
+        return file
 
     def _problem(self, error: Exception) -> KfpDdpError:
         if isinstance(error, GatedRepoError):

@@ -40,6 +40,8 @@ class Listing:
     tags: list[str] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)
     lists_crc: bool = True
+    sized: bool = True
+    """Whether sizes are known, and not averages."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -52,6 +54,14 @@ class Listing:
         self.generations.append(generation)
         if tag:
             self.tags.append(tag)
+
+    def extend(self, other: "Listing") -> None:
+        """Append the objects of another listing."""
+        self.names += other.names
+        self.sizes += other.sizes
+        self.crcs += other.crcs
+        self.generations += other.generations
+        self.tags += other.tags
 
     def origin(self, index: int) -> str:
         """Return the object's name in the source, relative to its prefix."""

@@ -46,6 +46,10 @@ class SourceOptions:
     """Of a folder only these files are looked at."""
     requester_pays: str = ""
     """Who pays where a bucket does not: a project for gs, any text for s3."""
+    label_column: str = ""
+    """Of a dataset of the hub in Parquet files; see `SyncOptions`."""
+    copies: str = ""
+    """A folder for copies of its pictures while the source is in use; '' for averages as sizes."""
 
 
 class Transient(Exception):  # noqa: N818 (it is a state, and is always handled)

@@ -110,8 +110,11 @@ def test_image_has_no_files_of_its_build(name: str) -> None:
 
 
 def test_image_has_the_packages_of_its_lock(name: str) -> None:
-    lock = REPOSITORY / "images" / name.removesuffix("-cpu") / "requirements.lock"
-    locked = set(re.findall(r"^([a-z0-9.-]+)==(\S+)", lock.read_text(), re.MULTILINE))
+    locks = [REPOSITORY / "images" / name.removesuffix("-cpu") / "requirements.lock"]
+    if name == "launcher":
+        locks.append(REPOSITORY / "images" / "parquet" / "requirements.lock")
+    text = "".join(lock.read_text() for lock in locks)
+    locked = set(re.findall(r"^([a-z0-9.-]+)==(\S+)", text, re.MULTILINE))
     found = installed(name)
     assert {each for each in found.items() if each[0] not in OF_THE_BASE} <= locked
     assert found["kfp-ddp"] in inside(name, "kfp-ddp", "--version")

@@ -79,7 +79,11 @@ def main(how: str, command: list[str]) -> None:
         needs = Needs()
         if how == "source":
             name, lock, *command = command
-            folder = prepare_source(name, lock)
+            locks = [lock]
+            # Alone as large as all other packages of a step, which few steps need.
+            if lock == "launcher" and any("hf://" in word for word in command):
+                locks.append("parquet")
+            folder = prepare_source(name, locks)
         else:
             folder = shared(needs) if how == "together" else needs.prepare(None)
         paths = [os.path.join(folder, name) for name in ("code", "packages")]
@@ -95,8 +99,8 @@ def main(how: str, command: list[str]) -> None:
         sys.exit(f"error: cannot start {error.filename or command[0]}: {error.strerror}")
 
 
-def prepare_source(name: str, lock: str) -> str:
-    """Return a new folder with the source of the ConfigMap `name`, and the packages of a lock."""
+def prepare_source(name: str, locks: list[str]) -> str:
+    """Return a new folder with the source of the ConfigMap `name`, and the packages of locks."""
     mounted = os.environ.pop(MOUNTED, FOLDER)
     with open(os.path.join(mounted, ARCHIVE), "rb") as file:
         content = unpacked(file.read())
@@ -105,7 +109,7 @@ def prepare_source(name: str, lock: str) -> str:
     folder = tempfile.mkdtemp(prefix="kfp-ddp-")
     code = os.path.join(folder, "code")
     _extract(content, code, "r:")
-    lines = _pins(code, lock)
+    lines = [pin for lock in locks for pin in _pins(code, lock)]
     if importlib.util.find_spec("torch") is not None:
         lines = [line for line in lines if not WITH_TORCH.match(line)]
     for option in IN_MAP:

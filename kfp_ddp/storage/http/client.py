@@ -18,7 +18,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.storage.http.answer import Response, TooLongError
 from kfp_ddp.storage.http.connection import HttpConnection
 from kfp_ddp.storage.http.origin import Origin, Request
-from kfp_ddp.storage.source import Changed, Damaged, Entry, Transient, is_temporary
+from kfp_ddp.storage.source import Changed, Damaged, Entry, Reader, Transient, is_temporary
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
@@ -210,7 +210,7 @@ class HttpSource(ABC):
         self._lock = threading.Lock()
         self._trusted_until = 0.0
 
-    def reader(self, threads: Executor | None) -> "HttpReader":
+    def reader(self, threads: Executor | None) -> Reader:
         """Return a reader with a connection of its own."""
         return HttpReader(self, threads)
 

@@ -2,19 +2,25 @@
 
 import base64
 import hashlib
+import io
 import json
+import re
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
+import pyarrow.parquet
 import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.datasets.images import sample
 from kfp_ddp.datasets.options import SyncOptions
+from kfp_ddp.pictures.reading import RULE
 from kfp_ddp.storage.kinds import open_source
+from kfp_ddp.storage.source import SourceOptions
 from tests.serving import Handler, RawServer, head, serving, serving_by
 from tests.sync_runs import RETRY, content, manifest, sync
 
@@ -181,6 +187,8 @@ class Hub:
     """A page of the listing in place of the right one."""
     asked: list[tuple[str, str]] = field(default_factory=list)
     """Paths, and what authorised them."""
+    ranges: int = 0
+    """Number of requests for a part of a file."""
 
     def described(self, name: str) -> dict[str, Any]:
         """A file in a listing."""
@@ -207,7 +215,7 @@ def handler(hub: Hub, stored_at: list[str]) -> type[Handler]:
                 self.answer(404, b"{}", X_Error_Code="RepoNotFound")
             elif hub.gated:
                 self.answer(403, b"{}", X_Error_Code="GatedRepo")
-            elif kind == "/api/datasets" and rest in ("", "/revision/main"):
+            elif kind == "/api/datasets" and rest in ("", "/revision/main", f"/revision/{COMMIT}"):
                 self.answer(200, {"id": "owner/pets", "sha": COMMIT})
             elif rest.startswith("/revision/"):
                 self.answer(404, b"{}", X_Error_Code="RevisionNotFound")
@@ -219,12 +227,21 @@ def handler(hub: Hub, stored_at: list[str]) -> type[Handler]:
             else:
                 self.send_file(rest.removeprefix(f"/resolve/{COMMIT}/").removeprefix("/stored/"))
 
+        def do_POST(self) -> None:
+            query = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            self.answer(200, [hub.described(name) for name in query["paths"]])
+
         def send_file(self, name: str) -> None:
             if name in hub.large and not self.path.startswith("/owner/pets/stored/"):
                 self.answer(302, b"", Location=f"{stored_at[0]}/owner/pets/stored/{name}")
                 return
             body = hub.files[name]
-            self.answer(200, body[:-1] + b"?" if name in hub.wrong else body)
+            body = body[:-1] + b"?" if name in hub.wrong else body
+            if part := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+                hub.ranges += 1
+                self.answer(206, body[int(part[1]) : int(part[2]) + 1])
+            else:
+                self.answer(200, body)
 
     return Visit
 
@@ -305,3 +322,126 @@ def test_invalid_listing_of_the_hub_fails_with_one_line(hub: Hub, page: bytes) -
     hub.page = page
     with pytest.raises(InputError, match="cannot list hf://datasets/owner/pets: the response"):
         open_source("hf://datasets/owner/pets").listing()
+
+
+PARQUET = Path(__file__).with_name("hub_parquet")
+"""Written by `Dataset.to_parquet(…, batch_size=2)` of datasets 5.2.0, with PNG and JPEG."""
+PICTURES = [
+    "train/cat/train-00000-of-00002-0000000.png",
+    "train/cat/train-00000-of-00002-0000003.png",
+    "train/cat/train-00001-of-00002-0000002.jpeg",
+    "train/dog, big/train-00000-of-00002-0000001.png",
+    "train/dog, big/train-00001-of-00002-0000000.jpeg",
+    "train/n%2Fa/train-00000-of-00002-0000002.png",
+    "train/n%2Fa/train-00001-of-00002-0000001.jpeg",
+    "validation/cat/validation-00000-of-00001-0000000.png",
+    "validation/dog, big/validation-00000-of-00001-0000001.png",
+    "validation/n%2Fa/validation-00000-of-00001-0000002.png",
+]
+"""The fifth row of the first file has no class."""
+
+
+@pytest.fixture
+def pictures(hub: Hub) -> Hub:
+    """A hub whose dataset is Parquet files, as `datasets` writes them."""
+    hub.files = {f"data/{path.name}": path.read_bytes() for path in PARQUET.iterdir()}
+    hub.large = set(hub.files)
+    hub.files["README.md"] = b"# Pets"
+    return hub
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    return list(pyarrow.parquet.read_table(PARQUET / name).to_pylist())
+
+
+def table(rows: list[dict[str, Any]]) -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    return file.getvalue()
+
+
+def test_rows_of_parquet_are_pictures_in_class_folders(
+    pictures: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = sync("hf://datasets/owner/pets", tmp_path, QUICK)
+    files = content(result.path)
+    assert sorted(files) == PICTURES
+    for name, body in files.items():
+        shard, _, row = Path(name).stem.rpartition("-")
+        assert body == rows_of(f"{shard}.parquet")[int(row)]["image"]["bytes"]
+    assert capsys.readouterr().out.count("1 row without a picture or class left out") == 1
+    assert sync("hf://datasets/owner/pets", tmp_path, QUICK).unchanged
+    assert not list((tmp_path / ".kfsync").glob("tmp*"))
+
+
+def test_a_row_that_moves_to_another_file_is_known_by_its_content(
+    pictures: Hub, tmp_path: Path
+) -> None:
+    url = "hf://datasets/owner/pets"
+    first = sync(url, tmp_path, QUICK)
+    changed = table(
+        [*rows_of("validation-00000-of-00001.parquet"), *rows_of("train-00001-of-00002.parquet")]
+    )
+    pictures.files["data/validation-00000-of-00001.parquet"] = changed
+    options = SyncOptions(concurrency=2, timeout=5, label_column="label")
+    second = sync(url, tmp_path, options)
+    assert len(second.changes.same) == 7
+    assert second.digest != first.digest
+
+
+def test_a_listing_of_parquet_reads_labels_alone(pictures: Hub) -> None:
+    source = open_source("hf://datasets/owner/pets")
+    listing = source.listing()
+    assert listing.names == PICTURES
+    assert not listing.sized
+    stored = [path for path, _ in pictures.asked if "/stored/" in path]
+    assert len(stored) == pictures.ranges > 0
+
+
+def test_check_before_a_run_samples_rows_of_parquet(pictures: Hub) -> None:
+    layout, few = sample("hf://datasets/owner/pets", QUICK, RULE)
+    assert layout.classes == ("cat", "dog, big", "n%2Fa")
+    expected = [rows_of("train-00000-of-00002.parquet")[0]["image"]["bytes"]]
+    assert few[:1] == expected
+    assert len(few) == 7
+
+
+def test_parquet_files_stay_on_request_and_without_pictures(pictures: Hub, tmp_path: Path) -> None:
+    options = SyncOptions(concurrency=2, timeout=5, label_column="none")
+    asis = content(sync("hf://datasets/owner/pets", tmp_path / "asis", options).path)
+    assert asis == pictures.files
+    pictures.files = {"data/train.parquet": table([{"text": "a", "label": 1}])}
+    texts = content(sync("hf://datasets/owner/pets", tmp_path / "texts", QUICK).path)
+    assert texts == pictures.files
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "column", "says"),
+    [
+        ("a/train.parquet", {}, "", "several configurations .a, data.: .*/pets/a$"),
+        ("data/train.parquet", {"fine": 1, "coarse": 2}, "", "0 can be the class: give sync.label"),
+        ("data/train.parquet", {"label": 1, "class": 2}, "", "2 can be the class"),
+        ("data/train.parquet", {"label": 1}, "fine", "0 can be the class"),
+    ],
+)
+def test_parquet_that_has_not_one_meaning_is_one_line(
+    pictures: Hub, name: str, row: dict[str, int], column: str, says: str
+) -> None:
+    if row:
+        pictures.files.clear()
+    image = {"bytes": b"\xff\xd8\xff", "path": None}
+    pictures.files[name] = table([{"image": image, **(row or {"label": 1})}])
+    with pytest.raises(InputError, match=says):
+        open_source("hf://datasets/owner/pets", SourceOptions(label_column=column)).listing()
+
+
+def test_damaged_parquet_leaves_nothing(
+    pictures: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kfp_ddp.storage.huggingface.Retry", lambda: RETRY)
+    pictures.wrong = {"data/train-00001-of-00002.parquet"}
+    with pytest.raises(StorageError, match=r"cannot read 'data/train-00001.*: SHA256"):
+        sync("hf://datasets/owner/pets", tmp_path, QUICK)
+    assert not list(tmp_path.rglob("*.png"))
+    pictures.wrong.clear()
+    assert sorted(content(sync("hf://datasets/owner/pets", tmp_path, QUICK).path)) == PICTURES

@@ -4,6 +4,7 @@ import base64
 import functools
 import http.server
 import io
+import json
 import lzma
 import os
 import re
@@ -47,7 +48,9 @@ def test_archive_has_the_package_and_its_locks() -> None:
         text = tar.extractfile("kfp_ddp/training/trainer.py")
         assert text is not None
         assert text.read() == (CHECKOUT / "training" / "trainer.py").read_bytes()
-    assert {f"kfp_ddp/images/{kind}/requirements.lock" for kind in (*KINDS, "uv")} <= names
+    assert {
+        f"kfp_ddp/images/{kind}/requirements.lock" for kind in (*KINDS, "parquet", "uv")
+    } <= names
     assert not [name for name in names if "__pycache__" in name or "/compiled/" in name]
     own = source.config_map("a")
     size = sum(map(len, own["data"].values())) + len(base64.b64decode(*own["binaryData"].values()))
@@ -114,9 +117,9 @@ class Pod(NamedTuple):
     folder: Path
     name: str
 
-    def start(self, *, path: str = "", name: str = "", **more: str) -> Done:
+    def start(self, *words: str, path: str = "", name: str = "", **more: str) -> Done:
         """Run the command of a step with the Python below this environment, which has only pip."""
-        command = source.started(["python3", "-c", TELL], "launcher", name or self.name)
+        command = source.started(["python3", "-c", TELL, *words], "launcher", name or self.name)
         command[2] = command[2].replace(worker_start.FOLDER, str(self.folder))
         environment = {"PATH": path or f"{sys.base_prefix}/bin:/usr/bin:/bin"}
         environment |= {"TMPDIR": str(self.folder.parent), **more}
@@ -126,12 +129,15 @@ class Pod(NamedTuple):
         )
 
 
-def make_pod(folder: Path, lock: list[str], uv: list[str], **options: str) -> Pod:
+def make_pod(
+    folder: Path, lock: list[str], uv: list[str], parquet: tuple[str, ...] = (), **options: str
+) -> Pod:
     """Return a pod of a package with one module, and of these locks."""
     images = "kfp_ddp/images/{}/requirements.lock"
     files = {
         "kfp_ddp/where.py": "TEXT = 'from the map'\n",
         images.format("launcher"): "".join(f"{pin}\n" for pin in lock),
+        images.format("parquet"): "".join(f"{pin}\n" for pin in parquet),
         images.format("uv"): "".join(f"{pin}\n" for pin in uv),
     }
     content = tar_of((name, text.encode(), 0o644) for name, text in files.items())
@@ -171,6 +177,17 @@ def test_bare_image_starts_from_the_map_by_pip(pod: Pod) -> None:
     done = pod.start()
     assert done.stdout.splitlines()[-1:] == ["from the map one 1.0 pip"], done.stdout + done.stderr
     assert "there is no uv" in done.stderr
+
+
+@pytest.mark.parametrize("address", ["gs://bucket/pets", "hf://datasets/owner/pets"])
+def test_only_a_source_on_the_hub_brings_the_reader_of_parquet(
+    tmp_path: Path, address: str
+) -> None:
+    url = index(tmp_path)
+    launcher, parquet = locked(tmp_path)
+    pod = make_pod(tmp_path, [launcher], NO_UV, (parquet,), index_url=url)
+    done = pod.start(json.dumps({"source": address}))
+    assert ("kfpddp-two==1.0" in done.stdout) == address.startswith("hf:"), done.stderr
 
 
 class Maps(Handler):
