@@ -29,9 +29,7 @@ def changes(
         job: Settings of the job by name, as train is given them; its image counts.
 
     Returns:
-        Output: Whether there is something new. \
-        attempt: Fingerprint of data and settings, for gate and publish, which record the result \
-            of the training under it.
+        Whether there is something new, and the fingerprint of data and settings.
     """
     inputs = dict(locals())
     from kfp_ddp.models.attempts import run

@@ -24,18 +24,12 @@ def data_sync(
     Args:
         dataset_version: Facts of the version: dataset, digest, path, files, bytes.
         sync_report: What was added, changed, removed, linked and downloaded, and how fast.
-        source: gs://bucket/prefix, s3://bucket/prefix, az://container/prefix, \
-            hf://datasets/owner/name, file:///folder, the path of a folder, or the https:// \
-            address of a _MANIFEST.jsonl with its files beside it.
-        data_dir: Folder of the claim that holds the versions, where it is mounted; empty for \
-            the environment variable KFP_DDP_DATA_DIR, or /data.
-        dataset: Name of the dataset, at most 40 lower-case letters, digits and dashes; empty for \
-            the last part of the source with a hash of it.
+        source: Where the files are: gs://bucket/prefix, s3://, az://, hf://, https:// or a folder.
+        data_dir: Folder of the claim with the versions; empty for KFP_DDP_DATA_DIR or /data.
+        dataset: Name of the dataset; empty for the last part of the source with a hash of it.
         options: Settings of the sync by name, such as {"max_delete": 1}; all are in the README.
-        run_id: Id of the pipeline run, dsl.PIPELINE_JOB_ID_PLACEHOLDER, for which the version \
-            stays as long as the run lives; empty to go by keep_hours alone.
-        layout: Settings of the training that say where classes and splits are, val_fraction, \
-            labels and layout: the images are then checked on the listing; empty to check nothing.
+        run_id: Id of the pipeline run, which holds the version; empty to go by keep_hours alone.
+        layout: Settings of the training that say where classes and splits are; empty for no check.
     """
     inputs = dict(locals())
     from kfp_ddp.datasets.engine import run

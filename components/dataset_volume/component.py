@@ -29,14 +29,9 @@ def dataset_volume(
         digest: Digest of the version, from data_sync.
         path: Folder of the version, from data_sync; it is the same in every copy of the claim.
         claim: Claim that data_sync wrote to.
-        publish: in-place: workers mount the same claim read-only. clone or snapshot: a \
-            ReadOnlyMany claim copied by the storage. each-node: every pod that reads the version \
-            downloads it to a folder of its own. auto: the best of in-place, clone and snapshot \
-            that is known to work here. none: change nothing.
-        source: Source of the data, as given to data_sync; kept as an annotation, and read by each \
-            node.
-        run_id: Id of the pipeline run, which holds a published claim for as long as it lives; \
-            empty for nobody.
+        publish: How workers get the data: in-place, clone, snapshot, each-node, auto or none.
+        source: Source of the data, as given to data_sync; with each-node every pod reads it.
+        run_id: Id of the pipeline run, which holds a published claim; empty for nobody.
         options: Further settings by name, such as {"keep_claims": 1}; all are in the README.
         sync: The options that data_sync was given, for each-node.
     """

@@ -19,13 +19,11 @@ def deploy(
         bundle: URI of a published bundle, which KServe can read; empty to do nothing.
         deploy_report: The result.
         model_name: Name of the model in the bundle.
-        release: Settings of the release by name; the README lists those of the service. Without a \
-            service nothing is done.
+        release: Settings of the release by name, as in the README; nothing is done without service.
         run_id: ID of the run, recorded in the service, so that another run can take it over.
 
     Returns:
-        url: URL of the service inside the cluster; empty if nothing was done. \
-        version: Version of the bundle that it serves.
+        URL of the service inside the cluster, empty if nothing was done, and the served version.
     """
     inputs = dict(locals())
     from kfp_ddp.rollout.engine import run

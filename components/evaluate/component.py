@@ -37,39 +37,29 @@ def evaluate(
     """Evaluate a checkpoint on every sample of a split, each exactly once.
 
     Args:
-        checkpoint: Folder of the checkpoint, as train returned it. With an empty run_dir also the \
-            folder or URI of a bundle, or of a model's exports for the champion. With network in \
-            options a file of its weights.
+        checkpoint: Folder of the checkpoint, from train; a bundle or exports with an empty run_dir.
         run_dir: Folder of the run, for the evaluation; empty for <work_dir>/<run_id>/evaluate.
         dataset_path: Folder of the dataset version.
-        evaluation_metrics: Accuracy with its 95 % interval, top 5, loss, macro F1, calibration \
-            error, AUC.
+        evaluation_metrics: Accuracy with its interval, loss, macro F1, calibration error and more.
         confusion_matrix: Confusion matrix and ROC curve, with at most 50 classes.
         evaluation_report: Self-contained report: curves, confusion, classes, worst mistakes.
         evaluation_summary: The headline numbers.
         task_config: Settings of this task, which KFP fills in; they apply to the workers of a job.
-        split: val as in the training, with test if there is one; test; or a folder of the dataset \
-            with class folders.
+        split: val, with test if there is one; test; or a folder of the dataset with class folders.
         batch_size: Images at a time.
         worst: Mistakes with the highest loss in the report, 0 to 200.
-        champion: That of the gate, if it has one. A bundle with an evaluation of other samples is \
-            also evaluated on this split, so that the gate can compare.
-        options: Optional measurements, and the key of the champion, by name; the README lists \
-            them.
+        champion: That of the gate, if it has one; evaluated again if it has other samples.
+        options: Optional measurements, and the key of the champion, by name, as in the README.
         run_id: Id of the pipeline run, for an empty run_dir and for a job.
-        work_dir: Folder or prefix of a bucket, for an empty run_dir; empty for KFP_DDP_WORK_DIR \
-            or /work.
-        backend: local, which is this step with a rank for each of its GPUs, or nproc_per_node; \
-            pytorchjob or trainjob for a job.
-        job: Settings of the ranks by name, such as {"nodes": 2, "gpus_per_node": 8}; the README \
-            of the component job lists them.
+        work_dir: Folder or bucket for an empty run_dir; empty for KFP_DDP_WORK_DIR or /work.
+        backend: local: this step, with a rank for each of its GPUs; pytorchjob or trainjob: a job.
+        job: Settings of the ranks by name, such as {"nodes": 2}; the README of job lists them.
         image: Image of a job's workers, unless job has one.
         task_name: Name of this task in the pipeline, for a job.
         task_id: Id of the task, which distinguishes iterations of a loop, for a job.
 
     Returns:
-        accuracy: Share of the samples whose likeliest class is the true one. \
-        evaluation: Path of evaluation.json, for gate and export.
+        Share of the samples whose likeliest class is the true one, and the path of evaluation.json.
     """
     inputs = dict(locals())
     from kfp_ddp.evaluation.engine import run

@@ -18,10 +18,8 @@ def export(
     """Export a checkpoint as a bundle for other runtimes, compared with the checkpoint.
 
     Args:
-        checkpoint: Folder of the checkpoint, as train returned it; empty for that of a network of \
-            your own, which evaluate wrote.
-        run_dir: Folder of the run; the bundle is written to bundle/ below it. Empty for that of \
-            the evaluation.
+        checkpoint: Folder of the checkpoint, as train returned it; empty if evaluate wrote it.
+        run_dir: Folder of the run, in which bundle/ is made; empty for that of the evaluation.
         dataset_path: Folder of the dataset version; the formats are compared on its images.
         evaluation: Path of evaluation.json, from evaluate.
         exported_model: Digest, formats, accuracy and URI of the bundle.

@@ -25,16 +25,11 @@ def gate(
         evaluation: Path of evaluation.json, from evaluate; most rules need it.
         bundle: Folder of the bundle, from export, for rules on the bundle; empty for none.
         rules: The rules by name, such as {"min_accuracy": 0.9}; the README lists them.
-        champion: Model to compare with: <destination>/<model_name> of an export for the current \
-            one, a bundle, or an evaluation.json; a path, file://, gs://, s3:// or az://; empty \
-            for none. Without a champion every model passes, unless champion_must_exist is set. A \
-            bucket is better than the work PVC, where keep_runs may delete it.
-        attempt: Fingerprint of data and settings of the training, from changes. If the model is \
-            not blessed, it is noted in the champion's folder; empty for no note.
+        champion: Model to compare with: exports, a bundle or an evaluation.json; empty for none.
+        attempt: Fingerprint from changes, under which a refused model is noted; empty for no note.
 
     Returns:
-        Output: Whether the model is blessed: all rules hold. \
-        champion_version: Version of the champion in the comparison, for publish; empty for none.
+        Whether all rules hold, and the version of the champion in the comparison, for publish.
     """
     inputs = dict(locals())
     from kfp_ddp.evaluation.gate.engine import run

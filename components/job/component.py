@@ -36,28 +36,18 @@ def job(
         job_object: The job as it ended, for the record.
         task_config: What is set on this task, filled in by KFP: it reaches the workers.
         run_id: Id of the pipeline run; '' for that of the step's own pod.
-        task_name: Name of this task in the pipeline; '' for that of the step's own pod. Each task \
-            of a run has its own jobs.
-        task_id: The pipeline's task id, which tells iterations of a loop apart; '' for none, or \
-            where run_id or task_name is empty, for what the step's own pod has.
-        kind: Kind of job: pytorchjob, tfjob, mpijob and xgboostjob are of the Training Operator, \
-            trainjob of Kubeflow Trainer, rayjob of KubeRay.
-        work_dir: Folder on a PVC. After an eviction, the logs continue from the position saved \
-            there; '' for none.
-        command: Command of each worker as a list of words, which no shell reads; empty for the \
-            image's own. In an MPIJob the launcher alone runs it, in a RayJob the head.
+        task_name: Name of this task in the pipeline; '' for that of the step's own pod.
+        task_id: Id of the task, for iterations of a loop; '' for none, or that of the step's pod.
+        kind: Kind of job: pytorchjob, trainjob, tfjob, mpijob, xgboostjob or rayjob.
+        work_dir: Folder on a PVC, so that the logs continue after an eviction; '' for none.
+        command: Command of each worker as a list of words, without a shell; empty for the image's.
         args: Arguments that follow the command, the script or the entry.
-        script: Text of a Python file that the workers run instead of a command, plain or packed \
-            into one line.
-        code: Folder of code that each worker runs in, as as_folder packs it: in the value itself, \
-            or the address of its archive on a claim of the workers or in a bucket; '' for the \
-            image's own.
-        entry: File or module of that folder that the workers run, such as train.py or \
-            package.train; '' for command or script.
+        script: Text of a Python file that the workers run instead of a command, plain or packed.
+        code: Folder of code that each worker runs in, as as_folder packs it; '' for the image's.
+        entry: File or module of code, as train.py or package.train; '' for command or script.
         nodes: Number of worker pods, in a RayJob with its head. An MPIJob has its launcher besides.
-        gpus_per_node: GPUs of each pod; 0 for those that are set on the KFP task, or none.
-        settings: Further settings of the job by name, such as {"shm_size": "16Gi"}; the README \
-            lists them.
+        gpus_per_node: GPUs of each pod; 0 for those of the KFP task, or none.
+        settings: Further settings of the job by name, such as {"shm_size": "16Gi"}; see the README.
 
     Returns:
         Name of the job that succeeded.

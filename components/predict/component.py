@@ -38,18 +38,14 @@ def predict(
         task_config: Settings of this task, which KFP fills in; they apply to the workers of a job.
         options: Settings by name; the README lists them.
         run_id: Id of the pipeline run, for a job.
-        backend: local, which is this step with a rank for each of its GPUs, or nproc_per_node; \
-            pytorchjob or trainjob for a job.
-        job: Settings of the ranks by name, such as {"nodes": 2, "gpus_per_node": 8}; the README \
-            of the component job lists them.
+        backend: local: this step, with a rank for each of its GPUs; pytorchjob or trainjob: a job.
+        job: Settings of the ranks by name, such as {"nodes": 2}; the README of job lists them.
         image: Image of a job's workers, unless job has one.
         task_name: Name of this task in the pipeline, for a job.
         task_id: Id of the task, which distinguishes iterations of a loop, for a job.
 
     Returns:
-        table: URI of the table. \
-        rows: Number of its rows, one for each object. \
-        unreadable: Number of objects that cannot be read.
+        URI of the table, number of its rows, and number of objects that cannot be read.
     """
     inputs = dict(locals())
     from kfp_ddp.evaluation.engine import predict

@@ -76,62 +76,36 @@ def preflight(
 
     Args:
         plan_summary: Title, warnings and all settings of the run.
-        source: Where the images are: gs://bucket/prefix, s3://, az:// or \
-            hf://datasets/owner/name, or the https:// address of a manifest, with <class>/ below \
-            it, or train/<class>/ and val/<class>/; or synthetic://10x1000@224, computed images of \
-            classes x images @ pixels.
-        recipe: Proven settings of a training, which yours override; auto: settings that fit the \
-            images and the GPUs; none: finetune where the training starts from existing weights, \
-            otherwise the defaults, a ResNet-50 in 90 epochs.
-        model: Network to train: a torchvision classifier by its name, timm/NAME or \
-            timm/NAME.WEIGHTS of timm, cifar_resnet8, 14 or 20 for small images, or mine.py:build \
-            for a function of your own file. auto: as the recipe has it.
+        source: Where images are: gs://bucket/prefix, s3://, az://, hf://, https:// or synthetic://.
+        recipe: Proven settings, which yours override; auto: those that fit the images and GPUs.
+        model: Network, such as resnet50, timm/NAME or mine.py:build. auto: as the recipe has it.
         epochs: Passes over the training images. 0: as the recipe has it.
-        batch_size: Images in a step, over all ranks; unless set, it is lowered to fit the dataset \
-            and the number of ranks. 0: as the recipe has it.
+        batch_size: Images in a step, over all ranks. 0: as the recipe has it.
         training: Further settings of the training by name, such as {"precision": "bf16"}.
-        backend: Where to compute: a pytorchjob of the Training Operator, a trainjob of the \
-            Trainer, or local, processes of the step itself.
-        nodes: Number of worker pods, in a RayJob with its head. An MPIJob has its launcher \
-            besides.
-        gpus_per_node: GPUs of each pod; 0 for those that are set on the KFP task, or none. -1: as \
-            many as the nodes have.
+        backend: pytorchjob (Training Operator), trainjob (Trainer), or local: the step itself.
+        nodes: Number of worker pods, in a RayJob with its head. An MPIJob has its launcher besides.
+        gpus_per_node: GPUs of each pod; 0 for those of the KFP task, or none. -1: all of a node.
         job: Further settings of the job by name, such as {"memory": "32Gi"}.
         sync: Further settings of the dataset and its sync by name, such as {"publish": "clone"}.
         gate: Rules that a model must meet to be published, and further measurements, by name.
-        release: How a blessed model is published, by name: forms of the bundle, its signature, \
-            registry, and service.
-        champion: Model to beat: last for the one that was exported last to this destination, or \
-            the folder or URI of a bundle; empty for none.
+        release: How a blessed model is published, by name: forms, signature, registry and service.
+        champion: Model to beat: a bundle, or last for the last one at destination; empty for none.
         model_name: Name of the exported model.
-        destination: Where the bundle is uploaded to, as <destination>/<model_name>/<digest>: \
-            gs://bucket/prefix, s3://, az:// or a folder; empty for no upload.
+        destination: Where bundles go: gs://bucket/prefix, s3://, az:// or a folder; empty for none.
         work_claim: PVC for checkpoints, evaluations and bundles.
         image: Image of the workers, where job names none.
-        work: Prefix of a bucket for checkpoints, evaluations and bundles, such as \
-            gs://bucket/runs, in place of a PVC.
+        work: Prefix of a bucket for checkpoints, evaluations and bundles, in place of a PVC.
         publish: each-node in a pipeline that mounts no PVC for data, otherwise empty.
         run_id: Id of the pipeline run, for notifications about a rejected run; empty for none.
-        keep: Number of newest runs' folders and exported bundles to retain; the champion, the one \
-            that it was compared with and deployed bundles are always retained; 0 for all. \
-            keep_runs of job overrides it for the folders.
-        pretrained: Initial weights. true: those of torchvision or timm. auto: the same if they \
-            can be had and there are fewer than 50,000 images, or random ones needed a smaller \
-            image_size; never without a pipeline. false: random ones. Or a path or an address \
-            (https, gs, s3, az, hf) of a file .pth or .safetensors, a checkpoint, a bundle or a \
-            model's exports; torchvision:NAME for others of torchvision.
-        script: Text of a Python file, packed, that replaces the training loop; every rank runs it \
-            as under torchrun. A command line takes the name of the file, such as mine.py.
+        keep: Number of newest runs' folders and exported bundles to retain; 0 for all.
+        pretrained: Initial weights: auto, true (published), false (random), a path or an address.
+        script: Packed text of a Python file that replaces the training loop, run in every rank.
         sweep: Trials: a space such as {"space": {"learning_rate": [0.05, 0.1]}}, or a list.
-        checkpoint: Model to evaluate without a training: folder or URI of a checkpoint \
-            step-<number>, of a bundle, or of a model's exports, which means the champion.
-        split: Split to evaluate on: val as in the training, and test too where it exists; train, \
-            test, or a folder of the dataset with class folders.
+        checkpoint: Model to evaluate without a training: checkpoint, bundle, exports or weights.
+        split: Split to evaluate on: val, with test if any; train; test; a folder of class folders.
 
     Returns:
-        Settings of training, job, sync, gate, measuring, release and layout; the service for the \
-        roll-out; name, PVC and publishing of the dataset; the champion; resources of the steps, \
-        and the Secrets with a token that they mount; settings of the sweep.
+        Settings of the run by subject, and what the steps take: names, PVCs, resources, Secrets.
     """
     inputs = dict(locals())
     from kfp_ddp.checks.preflight import run

@@ -24,29 +24,20 @@ def publish(
 
     Args:
         bundle: Folder of the bundle, from export.
-        published_model: Digest, formats, accuracy and URI of the bundle, and whether it is the \
-            champion.
+        published_model: Digest, formats, accuracy and URI, and whether it is the champion.
         publish_summary: The same as a table.
-        evaluation: Path of evaluation.json, from evaluate; the gate's verdict and the report \
-            beside it become part of the bundle; empty for none.
+        evaluation: Path of evaluation.json, from evaluate, for verdict and report; empty for none.
         model_name: Name of the model at the destination.
-        destination: Where to upload to, as <destination>/<model_name>/<digest>/: \
-            gs://bucket/prefix, s3:// or az://, file:///folder or a folder; empty to leave it in \
-            the run.
-        champion: The champion of the gate, if it has one. If it is of this model, CHAMPION moves \
-            only if it still names the version that the gate compared with; otherwise only if it \
-            has not changed since the step started.
+        destination: Where bundles go: gs://bucket/prefix, s3://, az:// or a folder; empty for none.
+        champion: That of the gate, if it has one; CHAMPION moves only if it is unchanged.
         champion_version: Output of the gate.
         release: Settings of the release by name; the README lists those of signature and registry.
-        attempt: Fingerprint of data and settings, from changes, under which the bundle is \
-            recorded at the destination; empty for no record.
-        keep: Number of recorded bundles that remain at the destination. The champion, the version \
-            that it replaced and versions in service remain, too; 0 for all.
+        attempt: Fingerprint, from changes, that the bundle is recorded under; empty for no record.
+        keep: Number of recorded bundles that remain at the destination; 0 for all.
         run_id: ID of the run.
 
     Returns:
-        destination: URI of the uploaded bundle, or empty. \
-        version: Version of the bundle.
+        URI of the uploaded bundle, or empty, and the version of the bundle.
     """
     inputs = dict(locals())
     from kfp_ddp.export.publish import run

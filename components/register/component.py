@@ -11,8 +11,7 @@ def register(destination: str, model_name: str, release: dict, version: str = ""
         destination: Where bundles are uploaded to, as for publish.
         model_name: Name of the model at the destination, and in the registry.
         release: Settings of the release by name; the README lists those of the registry.
-        version: Version of the bundle, the first twelve digits of its digest; empty for the \
-            champion.
+        version: First twelve digits of the bundle's digest; empty for the champion.
 
     Returns:
         The registered version.

@@ -16,8 +16,7 @@ def teardown(
     Args:
         run_id: Id of the pipeline run.
         backend: As for train; with local only processes are ended, otherwise jobs too.
-        job: As for train; keep_runs is the number of folders of runs to retain, and \
-            notify_webhook and similar settings are the channels of notifications.
+        job: As for train, with keep_runs and the settings of notifications.
         work_dir: Folder, or prefix of a bucket, that contains the folder of the run, as for train.
         keep: Number of folders of runs to retain, if job has no keep_runs; 0 for all.
 

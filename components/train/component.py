@@ -34,23 +34,18 @@ def train(
     Args:
         run_id: Id of the pipeline run; names its folder below work_dir.
         task_name: Name of this task in the pipeline; names its folder in that of the run.
-        task_id: Id of the task, which distinguishes iterations of a loop; empty outside of a \
-            pipeline.
+        task_id: Id of the task, which tells iterations of a loop apart; empty outside a pipeline.
         dataset_path: Folder of the dataset version, or of images as in training/README.md.
-        trained_model: The best checkpoint with keep_best, else the newest: its path, digest, step \
-            and metrics.
+        trained_model: The best checkpoint with keep_best, else the newest: path, digest, metrics.
         train_metrics: Last loss, accuracy, speed and step.
         loss_curve: Curves of loss and accuracy.
         training_job: The finished job.
         task_config: Settings of this task, which KFP fills in; they apply to the workers.
-        training: Settings of the training by name, such as {"model": "resnet18", "epochs": 30}; \
-            training/README.md lists them.
+        training: Settings of the training, such as {"epochs": 30}; training/README.md lists them.
         backend: pytorchjob (Training Operator), trainjob (Trainer), or local: this step itself.
-        job: Settings of the job by name, such as {"nodes": 2, "gpus_per_node": 8}; the README \
-            of the component job lists them. Also heartbeat_minutes and keep_runs.
+        job: Settings of the job by name, such as {"nodes": 2, "gpus_per_node": 8}; see the README.
         image: Image of the workers, unless job has one.
-        work_dir: Folder for checkpoints and metrics, on a PVC that later steps mount too, or the \
-            prefix of a bucket such as gs://bucket/runs; empty for KFP_DDP_WORK_DIR or /work.
+        work_dir: Folder on a PVC, or a bucket's prefix; empty for KFP_DDP_WORK_DIR or /work.
 
     Returns:
         The folder or URI of that checkpoint, and of the task.

@@ -37,8 +37,7 @@ def tune(
         run_id: Id of the pipeline run; names its folder below work_dir.
         task_name: Name of this task in the pipeline; names the folders of the trials.
         dataset_path: Folder of the dataset version, as for train.
-        sweep: Settings of the sweep by name, such as {"space": {"learning_rate": [0.05, 0.1]}}; \
-            README.md lists them. Also recipe, that of the trainings.
+        sweep: Settings of the sweep by name, such as {"space": {"learning_rate": [0.05, 0.1]}}.
         trained_model: The checkpoint of the best trial: its path, digest, step and metrics.
         train_metrics: Last loss, accuracy, speed and step of the best trial.
         loss_curve: Curves of loss and accuracy of the best trial.
@@ -47,8 +46,7 @@ def tune(
         sweep_summary: The trials in a table.
         task_config: Settings of this task, which KFP fills in; they apply to the workers.
         training: Settings of all trainings by name, which those of a trial override.
-        backend: pytorchjob (Training Operator), trainjob (Trainer), or local: this step itself, \
-            one trial after the other.
+        backend: pytorchjob (Training Operator), trainjob (Trainer), or local: one after the other.
         job: Settings of the job of each trial by name, as for train.
         image: Image of the workers, unless job has one.
         work_dir: Folder for checkpoints and metrics, as for train.

@@ -70,24 +70,19 @@ class Program(Settings):
     secret: ClassVar[frozenset[str]] = frozenset({"env", "env_vars", "code", "pip_index_urls"})
 
     kind: KindName = "pytorchjob"
-    """Kind of job: pytorchjob, tfjob, mpijob and xgboostjob are of the Training Operator, trainjob
-    of Kubeflow Trainer, rayjob of KubeRay."""
+    """Kind of job: pytorchjob, trainjob, tfjob, mpijob, xgboostjob or rayjob."""
     image: str = Field(pattern=IMAGE)
     """Container image of the workers."""
     command: tuple[str, ...] = ()
-    """Command of each worker as a list of words, which no shell reads; empty for the image's own.
-    In an MPIJob the launcher alone runs it, in a RayJob the head."""
+    """Command of each worker as a list of words, without a shell; empty for the image's."""
     args: tuple[str, ...] = ()
     """Arguments that follow the command, the script or the entry."""
     script: str = ""
-    """Text of a Python file that the workers run instead of a command, plain or packed into one
-    line."""
+    """Text of a Python file that the workers run instead of a command, plain or packed."""
     code: str = Field("", pattern=CODE)
-    """Folder of code that each worker runs in, as as_folder packs it: in the value itself, or the
-    address of its archive on a claim of the workers or in a bucket; '' for the image's own."""
+    """Folder of code that each worker runs in, as as_folder packs it; '' for the image's."""
     entry: str = Field("", pattern=ENTRY)
-    """File or module of that folder that the workers run, such as train.py or package.train; '' for
-    command or script."""
+    """File or module of code, as train.py or package.train; '' for command or script."""
     packages_to_install: tuple[Package, ...] = ()
     """Packages that each pod installs before it runs, in a folder of their own, of what the image
     lacks: pins such as timm==1.0.0 or, where all have hashes, a lock."""
@@ -142,7 +137,7 @@ class Size(Settings):
     nproc_per_node: int = Field(0, ge=0)
     """Processes (ranks) in each pod; 0 for one for each GPU, or one."""
     gpus_per_node: int = Field(0, ge=0)
-    """GPUs of each pod; 0 for those that are set on the KFP task, or none."""
+    """GPUs of each pod; 0 for those of the KFP task, or none."""
     gpu_resource: LabelKey = "nvidia.com/gpu"
     """Resource name under which the cluster offers its GPUs."""
     cpu: str = Field("", pattern=QUANTITY)

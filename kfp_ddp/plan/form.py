@@ -37,40 +37,29 @@ class Parameters(Settings):
     patterns: ClassVar = {OBJECT: DESCRIPTIONS[NAME]}
 
     source: str
-    """Where the images are: gs://bucket/prefix, s3://, az:// or hf://datasets/owner/name, or the
-    https:// address of a manifest, with <class>/ below it, or train/<class>/ and val/<class>/; or
-    synthetic://10x1000@224, computed images of classes x images @ pixels."""
+    """Where images are: gs://bucket/prefix, s3://, az://, hf://, https:// or synthetic://."""
     recipe: RecipeName = "none"
-    """Proven settings of a training, which yours override; auto: settings that fit the images and
-    the GPUs; none: finetune where the training starts from existing weights, otherwise the
-    defaults, a ResNet-50 in 90 epochs."""
+    """Proven settings, which yours override; auto: those that fit the images and GPUs."""
     backend: Backend = "pytorchjob"
-    """Where to compute: a pytorchjob of the Training Operator, a trainjob of the Trainer, or local,
-    processes of the step itself."""
+    """pytorchjob (Training Operator), trainjob (Trainer), or local: the step itself."""
     champion: str = ""
-    """Model to beat: last for the one that was exported last to this destination, or the folder or
-    URI of a bundle; empty for none."""
+    """Model to beat: a bundle, or last for the last one at destination; empty for none."""
     destination: str = ""
-    """Where the bundle is uploaded to, as <destination>/<model_name>/<digest>: gs://bucket/prefix,
-    s3://, az:// or a folder; empty for no upload."""
+    """Where bundles go: gs://bucket/prefix, s3://, az:// or a folder; empty for none."""
     model_name: str = "resnet"
     """Name of the exported model."""
     work_claim: str = Field("kfp-ddp-work", pattern=OBJECT)
     """PVC for checkpoints, evaluations and bundles."""
     work: str = ""
-    """Prefix of a bucket for checkpoints, evaluations and bundles, such as gs://bucket/runs, in
-    place of a PVC."""
+    """Prefix of a bucket for checkpoints, evaluations and bundles, in place of a PVC."""
     bucket_secret: str = Field("kfp-ddp-bucket", pattern=OBJECT)
     """Secret with the bucket's credentials, where pods have none of their own: key.json of a
     service account, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AZURE_STORAGE_ACCOUNT and
     AZURE_STORAGE_KEY. It may be missing, but the name must not be empty."""
     checkpoint: str = ""
-    """Model to evaluate without a training: folder or URI of a checkpoint step-<number>, of a
-    bundle, or of a model's exports, which means the champion; with model a file .pt, .pth or
-    .safetensors with the weights of that network."""
+    """Model to evaluate without a training: checkpoint, bundle, exports or weights."""
     split: str = "val"
-    """Split to evaluate on: val as in the training, and test too where it exists; train, test, or a
-    folder of the dataset with class folders."""
+    """Split to evaluate on: val, with test if any; train; test; a folder of class folders."""
     bundle: str = ""
     """Model that predicts: folder or URI of a bundle, or of a model's exports, which means the
     champion."""
@@ -80,9 +69,7 @@ class Parameters(Settings):
     predict_gpus: str = ""
     """GPUs of the step that predicts, with a rank on each; empty for none."""
     keep: int = Field(0, ge=0)
-    """Number of newest runs' folders and exported bundles to retain; the champion, the one that it
-    was compared with and deployed bundles are always retained; 0 for all. keep_runs of job
-    overrides it for the folders."""
+    """Number of newest runs' folders and exported bundles to retain; 0 for all."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Further settings of the training by name, such as {"precision": "bf16"}."""
     job: dict[str, Any] = Field(default_factory=dict)
@@ -92,8 +79,7 @@ class Parameters(Settings):
     gate: dict[str, Any] = Field(default_factory=dict)
     """Rules that a model must meet to be published, and further measurements, by name."""
     release: dict[str, Any] = Field(default_factory=dict)
-    """How a blessed model is published, by name: forms of the bundle, its signature, registry, and
-    service."""
+    """How a blessed model is published, by name: forms, signature, registry and service."""
     prediction: dict[str, Any] = Field(default_factory=dict)
     """Settings of a batch prediction by name, such as {"batch_size": 64}."""
     sweep: dict[str, Any] = Field(default_factory=dict)
@@ -229,7 +215,7 @@ def _one_of(known: tuple[str, ...]) -> str:
 def description(name: str) -> str:
     """Return the description of a form's parameter; raise LookupError if no model has it."""
     if name == "gpus_per_node":
-        return f"{LaunchSpec.model_fields[name].description} -1: as many as the nodes have."
+        return f"{LaunchSpec.model_fields[name].description} -1: all of a node."
     model = _model_of(name)
     if model is None:
         models = ", ".join(model.__name__ for model in MODELS)

@@ -100,6 +100,7 @@ def test_every_input_is_described_in_one_line(folder: Path) -> None:
     returned = about.returns.description if about.returns else ""
     for text in (*(one.description for one in about.params), returned):
         assert "\n" not in (text or ""), text
+    assert "\\\n" not in (folder / "component.py").read_text()
 
 
 @components

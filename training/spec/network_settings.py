@@ -48,24 +48,17 @@ class NetworkSettings(SettingsPart):
     old_names: ClassVar[Mapping[str, str]] = {"init_from": "pretrained"}
 
     model: str = "resnet50"
-    """Network to train: a torchvision classifier by its name, timm/NAME or timm/NAME.WEIGHTS of
-    timm, cifar_resnet8, 14 or 20 for small images, or mine.py:build for a function of your own
-    file."""
+    """Network, such as resnet50, timm/NAME or mine.py:build."""
     model_code: str = ""
     """Text of that file, packed; the command line reads it from the file."""
     script: str = ""
-    """Text of a Python file, packed, that replaces the training loop; every rank runs it as under
-    torchrun. A command line takes the name of the file, such as mine.py."""
+    """Packed text of a Python file that replaces the training loop, run in every rank."""
     script_args: str = ""
     """Arguments of that file, written as on a command line."""
     blur_pool: bool = False
     """Put a low-pass filter before convolutions with a stride (Zhang 2019)."""
     pretrained: Annotated[str, BeforeValidator(_as_text)] = "auto"
-    """Initial weights. true: those of torchvision or timm. auto: the same if they can be had and
-    there are fewer than 50,000 images, or random ones needed a smaller image_size; never without a
-    pipeline. false: random ones. Or a path or an address (https, gs, s3, az, hf) of a file .pth or
-    .safetensors, a checkpoint, a bundle or a model's exports; torchvision:NAME for others of
-    torchvision."""
+    """Initial weights: auto, true (published), false (random), a path or an address."""
     image_size: int = Field(224, ge=4, le=2048)
     """Height and width in pixels, in evaluation and serving."""
     train_image_size: int = Field(0, ge=0, le=2048)

@@ -24,8 +24,7 @@ class OptimizerSettings(SettingsPart):
     epochs: int = Field(90, ge=1)
     """Passes over the training images."""
     batch_size: int = Field(256, ge=1)
-    """Images in a step, over all ranks; unless set, it is lowered to fit the dataset and the number
-    of ranks."""
+    """Images in a step, over all ranks."""
     batch_size_per_rank: int = Field(0, ge=0)
     """Images in a step on each rank, instead of batch_size; 0: not used."""
     micro_batch_size: MicroBatch = 0

@@ -219,8 +219,7 @@ def test_inputs_are_settings_with_their_defaults_and_descriptions() -> None:
     assert from_inputs() == LaunchSpec.create(image="a:1")
     assert len(PARAMETERS) <= 16
     for name in INPUTS:
-        text = job.component_spec.inputs[name].description
-        assert " ".join(text.split()) == FIELDS[name].description
+        assert job.component_spec.inputs[name].description == FIELDS[name].description
 
 
 def test_inputs_settings_and_the_task_become_one_specification() -> None:
