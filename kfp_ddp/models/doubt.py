@@ -32,12 +32,14 @@ Rows = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The least values of a sure prediction."""
+    """The limits of a sure prediction."""
 
     probability: float = 0.0
     """Of the predicted class; 0 if the evaluation gives none."""
     energy: float = -np.inf
-    """Of the logits; -inf if the evaluation gives none."""
+    """Of the logits, the least; -inf if the evaluation gives none."""
+    highest_energy: float = np.inf
+    """Networks with ReLU are most confident far away from what they know (arXiv:1812.05720)."""
     notes: tuple[str, ...] = ()
     """Why the evaluation does not give one."""
 
@@ -52,7 +54,8 @@ class Thresholds:
             return [None] * len(logits)
         confidence, energy = confidence_and_energy(logits)
         likely = confidence.round(_DIGITS) >= self.probability
-        answers: list[bool | None] = (likely & (energy >= self.energy)).tolist()
+        usual = (energy >= self.energy) & (energy <= self.highest_energy)
+        answers: list[bool | None] = (likely & usual).tolist()
         return answers
 
 
@@ -70,26 +73,25 @@ def confidence_and_energy(logits: NDArray[Any]) -> tuple[NDArray[np.float64], ND
 
 def read(bundle: Bundle) -> Thresholds:
     """Return what the evaluation of a bundle gives; a file that does not give it is a note."""
-    least: dict[str, float] = {}
+    limits: dict[str, float] = {}
     notes = []
-    for name, measure in (("probability", _least_probability), ("energy", _least_energy)):
+    for name, measure in (("probability", _probability), ("energy", _energies)):
         try:
-            least[name] = measure(bundle)
+            limits |= measure(bundle)
         except InputError as error:
             notes.append(f"no threshold of the {name}: {one_line(error)}")
-    probability = least.get("probability", UNKNOWN.probability)
-    return Thresholds(probability, least.get("energy", UNKNOWN.energy), tuple(notes))
+    return Thresholds(**limits, notes=tuple(notes))
 
 
-def _least_probability(bundle: Bundle) -> float:
+def _probability(bundle: Bundle) -> dict[str, float]:
     result = bundle.record(METRICS, Evaluation, LARGEST)
     predictions = Champion(bundle, result).predictions() if result else None
     if result is None or predictions is None:
         raise InputError("the bundle has no predictions of its evaluation: export it again")
-    return best_cut(result, cuts(predictions.values())).probability
+    return {"probability": best_cut(result, cuts(predictions.values())).probability}
 
 
-def _least_energy(bundle: Bundle) -> float:
+def _energies(bundle: Bundle) -> dict[str, float]:
     reference = read_reference(bundle)
     if reference is None:
         raise InputError(f"the bundle has no {REFERENCE}: export it again")
@@ -97,7 +99,11 @@ def _least_energy(bundle: Bundle) -> float:
     images = len(energy)
     if images < FEWEST_KEPT:
         raise InputError(f"{REFERENCE} has {images} images, and a threshold needs {FEWEST_KEPT}")
-    return float(np.quantile(energy, UNUSUAL) - ROUNDING * np.abs(energy).max())
+    rounding = ROUNDING * np.abs(energy).max()
+    return {
+        "energy": float(np.quantile(energy, UNUSUAL) - rounding),
+        "highest_energy": float(energy.max() + rounding),
+    }
 
 
 def read_reference(bundle: Bundle) -> Rows | None:

@@ -95,9 +95,9 @@ def test_sure_is_what_is_likely_and_usual(tmp_path: Path) -> None:
     thresholds = read(bundles.local_bundle(folder))
     assert (thresholds.probability, thresholds.notes) == (0.9, ())
     assert thresholds.energy == pytest.approx(5, abs=0.02)
-    rows = [(0.95, 6), (0.9, 6), (0.899, 6), (0.95, 4), (0.6, 4)]
+    rows = [(0.95, 6), (0.9, 6), (0.899, 6), (0.95, 4), (0.6, 4), (0.95, 100), (0.95, 101)]
     scores = np.array([logits(*row) for row in rows], np.float32)
-    assert thresholds.sure(scores) == [True, True, False, False, False]
+    assert thresholds.sure(scores) == [True, True, False, False, False, True, False]
     assert thresholds.sure(scores[:0]) == []
     assert thresholds.sure(np.array([[np.nan, 0]], np.float32)) == [False]
 
