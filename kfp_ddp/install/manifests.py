@@ -14,7 +14,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import hint
 from kfp_ddp.jobs.shipping.own_package import config_map, map_name
 from kfp_ddp.k8s.api import Api, ApiError, Object
-from kfp_ddp.k8s.names import DESCRIPTIONS, NAME, NAMESPACE, SIZE
+from kfp_ddp.k8s.objects import DESCRIPTIONS, NAME, NAMESPACE, SIZE
 from kfp_ddp.k8s.resource import NAMESPACES, STORAGE_CLASSES
 
 DEPLOY = Path(__file__).parents[1] / "deploy"

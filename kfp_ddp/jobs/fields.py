@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from kfp_ddp.core.settings import Settings
 from kfp_ddp.jobs.requirements import INDEX, PACKAGE, check_packages
 from kfp_ddp.jobs.shipping.code import CODE
-from kfp_ddp.k8s.names import (
+from kfp_ddp.k8s.objects import (
     CAPABILITY,
     CLAIM,
     DESCRIPTIONS,
@@ -17,10 +17,11 @@ from kfp_ddp.k8s.names import (
     LABEL,
     MOUNT,
     NAME,
+    QUANTITY,
     RESOURCE,
     VARIABLE,
+    parse_quantity,
 )
-from kfp_ddp.k8s.objects import QUANTITY, parse_quantity
 
 BACKSTOP_SECONDS = 60
 

@@ -9,8 +9,7 @@ from pydantic import Field, model_validator
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, split
 from kfp_ddp.core.step import KEY_NAME, KEY_NAME_MEANING
-from kfp_ddp.k8s.names import DESCRIPTIONS
-from kfp_ddp.k8s.objects import AMOUNT, QUANTITY
+from kfp_ddp.k8s.objects import AMOUNT, DESCRIPTIONS, QUANTITY
 from kfp_ddp.models.inference_service import OURS, Runtime
 
 SERVICE = r"^$|^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"

@@ -16,8 +16,7 @@ from kfp_ddp.datasets.volume.request import Strategy
 from kfp_ddp.evaluation.gate.rules import Rules
 from kfp_ddp.evaluation.request import Measuring, PredictionRequest
 from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec, Supervision
-from kfp_ddp.k8s.names import DESCRIPTIONS, NAME
-from kfp_ddp.k8s.objects import AMOUNT, QUANTITY, parse_quantity
+from kfp_ddp.k8s.objects import AMOUNT, DESCRIPTIONS, NAME, QUANTITY, parse_quantity
 from kfp_ddp.models import release
 from kfp_ddp.plan.sweep import Sweep
 from kfp_ddp.runs.notify import Notification
