@@ -133,7 +133,7 @@ class MlflowRegistry:
         try:
             yield
         except MlflowException as error:
-            reason = one_line(error)
+            reason = one_line(str(error).rpartition("Caused by ")[2])
             if error.error_code in DENIALS:
                 raise InputError(
                     f"the MLflow server {self.address} denies access ({reason}): set "
