@@ -152,7 +152,8 @@ def mlflow_registry(settings: Registering, where: Store | None) -> MlflowRegistr
     if not _ADDRESS.fullmatch(address):
         raise InputError(
             f"registry=mlflow needs {_URI}, an address such as https://mlflow.example.com without "
-            "a login: add it as a key of the bucket's secret, or use KFP's MLflow plugin"
+            "a login: set this variable, for steps by a key of the bucket's secret or KFP's MLflow "
+            "plugin"
         )
     if address.startswith("http") and isinstance(where, Folder):
         raise InputError(
