@@ -5,7 +5,7 @@ from kfp import dsl
 
 @dsl.component(base_image="ghcr.io/kfp-ddp/launcher:0.2.0", install_kfp_package=False)
 def register(destination: str, model_name: str, release: dict, version: str = "") -> str:
-    """Register a published bundle and the champion in Kubeflow Model Registry.
+    """Register a published bundle and the champion in Kubeflow Model Registry or in MLflow.
 
     Args:
         destination: Where bundles are uploaded to, as for publish.

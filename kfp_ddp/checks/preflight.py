@@ -189,13 +189,13 @@ def _can_see(store: Store) -> bool:
     return store.remote or all(Path(folder).is_dir() for folder in (data_dir(), work_dir()))
 
 
-def check_release(release: Mapping[str, Any], destination: str) -> None:
+def check_release(release: Mapping[str, Any], where: Store | None) -> None:
     """Check the signing key and the access to the model registry: InputError or StorageError."""
     key_of(part_of(release, Signing))
-    registry = registry_of(part_of(release, Registering))
+    registry = registry_of(part_of(release, Registering), where)
     if registry is None:
         return
-    if not destination:
+    if where is None:
         raise InputError(
             f"release names the registry {registry.address}, and no destination: it records the "
             "URI of a bundle, so give destination too"
@@ -206,11 +206,12 @@ def check_release(release: Mapping[str, Any], destination: str) -> None:
 def check_publishing(run: Run) -> None:
     """Check that a destination can be written, the release, and the service; creates a folder."""
     destination = run.parameters.destination
+    where = None
     if destination:
-        store = open_store(destination)
-        if _can_see(store):
-            store.prepare()
-    check_release(run.release, destination)
+        where = open_store(destination)
+        if _can_see(where):
+            where.prepare()
+    check_release(run.release, where)
     check_service(run.release, destination)
 
 

@@ -93,13 +93,13 @@ def describe(where: Store, name: str, version: str, champion_version: str) -> Mo
     )
 
 
-def registry_at(address: str) -> Registry | None:
+def registry_at(address: str, where: Store) -> Registry | None:
     """Return the registry to update, None for ''; its token is in `REGISTRY_TOKEN`."""
-    token = REGISTRY_TOKEN if address and os.environ.get(REGISTRY_TOKEN) else ""
+    token = REGISTRY_TOKEN if address.startswith("http") and os.environ.get(REGISTRY_TOKEN) else ""
     settings = Registering.create(registry=address, registry_token=token)
     if token:
         check_private(address)
-    return registry_of(settings)
+    return registry_of(settings, where)
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Model:
     def _set_champion(self, version: str, now: str, by: str) -> tuple[str, str]:
         where = self.where
         name = self.name
-        registry = registry_at(self.registry)
+        registry = registry_at(self.registry, where)
         if version != now:
             described = describe(where, name, version, now)
             if described.damaged:

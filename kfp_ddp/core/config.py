@@ -96,8 +96,9 @@ class Config(Connection):
     destination: str = setting("", "Destination of exported models: gs://, s3:// or a folder.")
     model_registry: str = setting(
         "",
-        "Kubeflow Model Registry that promote and rollback update, such as http://localhost:8080; "
-        "KFP_DDP_MODEL_REGISTRY_TOKEN may hold a token for it.",
+        "Registry that promote and rollback update: Kubeflow Model Registry, such as "
+        "http://localhost:8080, for which KFP_DDP_MODEL_REGISTRY_TOKEN may hold a token, or mlflow "
+        "for the server that MLFLOW_TRACKING_URI names.",
     )
     pipeline_root: str = setting("", "Folder of KFP's artifacts; empty for the server's default.")
     service_account: str = setting("", "Account of the steps; empty for the server's default.")

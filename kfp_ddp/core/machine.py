@@ -27,6 +27,7 @@ _MODULES = {
     "local": _LOCAL,
     "sweep": ("optuna",),
     "parquet": ("pyarrow",),
+    "mlflow": ("mlflow",),
     "registry": ("model_registry",),
     "sign": ("sigstore",),
     "verify": ("cryptography", "securesystemslib"),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.files import atomic_write, link_or_copy
 from kfp_ddp.core.log import log
-from kfp_ddp.core.run_folder import EXPORTED, REPORT, VERDICT
+from kfp_ddp.core.run_folder import EXPORTED, MLFLOW, REPORT, VERDICT
 from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import cell, from_json
@@ -46,6 +46,8 @@ class Lineage(NamedTuple):
     """URI of the model that it was compared with."""
     champion_version: str = ""
     """Version of that model; '' for none."""
+    mlflow_run_id: str = ""
+    """Run of MLflow with the curves of its training; '' for none."""
 
     def record(self, dataset_digest: str) -> dict[str, str]:
         """Return the content of `LINEAGE`, with the current time."""
@@ -73,7 +75,6 @@ def run(
     for part in MODELS:
         part_of(release, part)
     key = key_of(part_of(release, Signing))
-    registry = registry_of(part_of(release, Registering))
     check_model_name(model_name)
     where: Store | None = None
     expected = ""
@@ -81,8 +82,10 @@ def run(
         where = open_store(destination)
         where.prepare()
         expected = compared_with(champion, champion_version, where, model_name)
-    lineage = Lineage(run_id, champion, champion_version)
+    registry = registry_of(part_of(release, Registering), where)
     with open_workspace(bundle.rpartition("/")[0], "publish") as task:
+        mlflow_run_id = str(mapping_of(task.path / MLFLOW).get("run_id", ""))
+        lineage = Lineage(run_id, champion, champion_version, mlflow_run_id)
         folder = _decided(task, bundle, evaluation, lineage)
         task.upload()  # first, so that a repeated step publishes the same bundle
         if key is not None:

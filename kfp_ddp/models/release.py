@@ -14,7 +14,9 @@ from kfp_ddp.models.inference_service import OURS, Runtime
 
 SERVICE = r"^$|^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 
-ADDRESS = r"^$|^https?://[^\s/?#@]+(/[^\s?#]*)?$"
+MLFLOW = "mlflow"
+"""Value of registry for the server that MLFLOW_TRACKING_URI names."""
+REGISTRY = rf"^$|^{MLFLOW}$|^https?://[^\s/?#@]+(/[^\s?#]*)?$"
 Variant = Literal["fp16", "int8"]
 """Names of the further forms of a model; each has a file (models/variants.py) and a writer
 (export/variants.py)."""
@@ -60,17 +62,28 @@ class Registering(Settings):
 
     patterns: ClassVar = {
         KEY_NAME: KEY_NAME_MEANING,
-        ADDRESS: "an address such as http://model-registry-service.kubeflow:8080",
+        REGISTRY: "an address such as http://model-registry-service.kubeflow:8080, or the word "
+        "mlflow",
     }
 
-    registry: str = Field("", pattern=ADDRESS)
-    """Address of the REST API of Kubeflow Model Registry, in which each bundle and the champion are
-    registered, such as http://model-registry-service.kubeflow:8080; empty for none."""
+    registry: str = Field("", pattern=REGISTRY)
+    """Registry in which each bundle and the champion are registered: the address of the REST API of
+    Kubeflow Model Registry, such as http://model-registry-service.kubeflow:8080, or mlflow for the
+    server that MLFLOW_TRACKING_URI names; empty for none."""
     registry_token: str = Field("", pattern=KEY_NAME)
-    """Key of the bucket's secret with a bearer token for it; empty for the token of the pod's
-    service account, which is sent over https only."""
+    """Key of the bucket's secret with a bearer token for Kubeflow Model Registry; empty for the
+    token of the pod's service account, which is sent over https only."""
     registry_author: str = Field("kfp-ddp", min_length=1, max_length=63)
     """Owner of the model and author of its versions in the registry."""
+
+    @model_validator(mode="after")
+    def _valid_token(self) -> Self:
+        if self.registry == MLFLOW and self.registry_token:
+            raise ValueError(
+                "registry_token has no effect with registry=mlflow: leave it out, and add "
+                "MLFLOW_TRACKING_TOKEN as a key of the bucket's secret"
+            )
+        return self
 
 
 class Deployment(Settings):

@@ -134,8 +134,6 @@ def require(package: str, setting: str) -> None:
         )
 
 
-# MLflow's own are 7 tries of 2 minutes each.
-_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 # MLflow's limits of a request, and of the length of a parameter.
 _METRICS = 1000
 _PARAMS = 100
@@ -166,10 +164,11 @@ def _server_of(config: TrainConfig) -> str:
     return "" if known.get("is_ours", True) else str(known["uri"])
 
 
-def _client(uri: str) -> Any:
-    """Return a client of an MLflow server that does not try for minutes."""
-    for name, value in _PATIENCE.items():
-        os.environ.setdefault(name, value)
+def mlflow_client(uri: str, retries: int = 1) -> Any:
+    """Return a client of an MLflow server that does not try for minutes, unless a user wants it."""
+    # MLflow's own are 7 retries of 2 minutes each.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(retries))
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=uri)
@@ -180,7 +179,7 @@ class MlflowRun:
 
     def __init__(self, config: TrainConfig) -> None:
         uri = _server_of(config)
-        self.client: Any = _client(uri)
+        self.client: Any = mlflow_client(uri)
         file = Path(config.output_dir, MLFLOW)
         known = mapping_of(file)
         if known.get("uri") != uri or "run_id" not in known:
@@ -270,7 +269,7 @@ def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -
         from mlflow.entities import Metric, RunTag
 
         if of_step:
-            client = _client(of_step["uri"])
+            client = mlflow_client(of_step["uri"])
             run_id = of_step["run_id"]
         else:
             run = MlflowRun(config)

@@ -12,131 +12,34 @@ This uses the client below the library's class `ModelRegistry`, because in 0.3.1
 import asyncio
 import json
 import os
-import re
 import time
 from collections.abc import Awaitable, Callable, Container, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.log import log
 from kfp_ddp.core.machine import require
-from kfp_ddp.core.run_folder import VERDICT
-from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.core.step import needed_secret
 from kfp_ddp.core.text import one_line
-from kfp_ddp.models import bundle as bundles
-from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG, MANIFEST, METRICS, Bundle
 from kfp_ddp.models.champion import list_versions, read_pointer
-from kfp_ddp.models.evaluation import LARGEST, Evaluation
-from kfp_ddp.models.inference_service import storage_uri
+from kfp_ddp.models.registry.record import (
+    ARCHIVED,
+    BUNDLE,
+    CANDIDATE,
+    CHAMPION,
+    STAGE,
+    RegisteredVersion,
+    Value,
+    record_of,
+    stage_of,
+)
 from kfp_ddp.models.release import Registering
 from kfp_ddp.storage.store import Store
-from kfp_ddp.training.spec.config import TrainConfig
 
 if TYPE_CHECKING:
     from model_registry.types import ModelVersion, RegisteredModel
-
-Value = str | int | float | bool
-BUNDLE = "bundle"
-"""Property with the URI of the bundle; only versions that have it are changed."""
-_FORMATS = (
-    ("serving/{}/1/model.onnx", "/serving", "onnx"),
-    (bundles.ONNX, "/model.onnx", "onnx"),
-    (bundles.PROGRAM, "/model.pt2", "torch.export"),
-    (bundles.WEIGHTS, "/model.safetensors", "safetensors"),
-)
-"""File, registered URI relative to the bundle, format: the first file that exists is used."""
-
-_RESULTS = (
-    *("dataset_digest", "checkpoint_digest", "image_size", "split", "samples"),
-    *("accuracy", "accuracy_low", "accuracy_high"),
-)
-
-
-@dataclass(frozen=True)
-class RegisteredVersion:
-    """A version of a model as the registry stores it."""
-
-    model: str
-    version: str
-    uri: str
-    """URI for a server: the repository of the ONNX model in the bundle, or a file."""
-    format: str
-    description: str
-    run_id: str
-    properties: Mapping[str, Value]
-
-
-def record_of(where: Store, name: str, version: str) -> RegisteredVersion:
-    """Return the record of a bundle; raise InputError if it is missing, damaged or not readable."""
-    if not re.fullmatch("[0-9a-f]{12}", version):
-        raise InputError(f"version={version!r} is invalid: it has 12 hexadecimal digits")
-    bundle = Bundle.at(where, f"{name}/{version}/", "the bundle", "publish it again")
-    content = bundle.read(METRICS, LARGEST)
-    if bundle.manifest is None or content is None or bundle.version != version:
-        raise InputError(f"there is no complete bundle {bundle.uri} to register: publish it first")
-    result = Evaluation.parse(content.decode(errors="replace"), f"{bundle.uri}/{METRICS}")
-    config = mapping_in(bundle.read(CONFIG, LARGEST_CONFIG))
-    lineage = bundle.lineage()
-    verdict = mapping_in(bundle.read(VERDICT, LARGEST_CONFIG))
-    uri, model_format = _served(bundle, name)
-    properties = {
-        BUNDLE: bundle.uri,
-        "digest": bundle.digest,
-        "signed": bundle.signature is not None,
-        "run_id": lineage.get("run_id"),
-        "compared_with": lineage.get("champion_version"),
-        "published_at": lineage.get("exported_at"),
-        "verdict": verdict.get("reason"),
-        "architecture": result.model,
-        "classes": len(result.classes),
-        **{name: getattr(result, name) for name in _RESULTS},
-        **_settings(config.get("training") or {}),
-    }
-    return RegisteredVersion(
-        model=name,
-        version=version,
-        uri=uri,
-        format=model_format,
-        description=f"{result.model}, {result.accuracy:.2%} of {result.samples:,} images correct",
-        run_id=str(lineage.get("run_id") or ""),
-        properties=_as_values(properties),
-    )
-
-
-def _as_values(properties: Mapping[str, Any]) -> dict[str, Value]:
-    """Return properties as the registry takes them, without empty ones; others become JSON."""
-    values: dict[str, Value] = {}
-    for key, value in properties.items():
-        if isinstance(value, Value):
-            values[key] = value
-        elif value is not None:
-            values[key] = json.dumps(value, sort_keys=True)
-    return {key: value for key, value in values.items() if value != ""}
-
-
-def _served(bundle: Bundle, name: str) -> tuple[str, str]:
-    address = bundle.uri
-    with suppress(InputError):  # of a local folder
-        address = storage_uri(bundle.uri)
-    for file, suffix, model_format in _FORMATS:
-        if file.format(name) in bundle.listed:
-            return address + suffix, model_format
-    raise InputError(f"{bundle.uri} has no model to register: its {MANIFEST} does not list one")
-
-
-def _settings(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the training settings that differ from the defaults."""
-    fields = TrainConfig.model_fields
-    return {
-        f"training.{name}": value
-        for name, value in training.items()
-        if name not in fields or value != fields[name].get_default(call_default_factory=True)
-    }
-
 
 R = TypeVar("R")
 Api = Any
@@ -149,13 +52,6 @@ PAUSE = 0.5
 """Seconds before the first retry; doubles with each."""
 ANSWER = 30.0
 """Timeout of one attempt in seconds."""
-STAGE = "stage"
-"""Property of a version."""
-CHAMPION = "champion"
-"""Stage of a version, and property of the model with the version."""
-CANDIDATE = "candidate"
-FORMER = "former"
-ARCHIVED = "archived"
 PAGE = 100
 API = "/v1/"
 """The API in the paths of the client's requests."""
@@ -165,7 +61,7 @@ _TOKEN_FILE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105
 _POD_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
-class Registry:
+class KubeflowRegistry:
     """A registry server; InputError if it denies access, StorageError if it does not respond."""
 
     def __init__(self, address: str, token: str, author: str) -> None:
@@ -221,7 +117,7 @@ class Registry:
             lambda: api.get_model_version_by_params(str(model.id), record.version),
             lambda: api.upsert_model_version(new, model.id),
         )
-        await _update(api, version, properties | _stage_of(version))
+        await _update(api, version, properties | _known_stage(version))
         desired: dict[str, Any] = {
             "uri": record.uri,
             "model_format_name": record.format,
@@ -257,8 +153,8 @@ class Registry:
         ]
         # The new champion last, so that there are never two.
         for version in sorted(versions, key=lambda one: one.name == champion):
-            before = _stage_of(version).get(STAGE, CANDIDATE)
-            stage = _stage(version.name, champion, existing, before)
+            before = _known_stage(version).get(STAGE, CANDIDATE)
+            stage = stage_of(version.name, champion, existing, before)
             state = State.ARCHIVED if stage == ARCHIVED else State.LIVE
             await _update(api, version, {STAGE: stage}, state)
         registered = any(version.name == champion for version in versions)
@@ -332,10 +228,8 @@ class Registry:
         )
 
 
-def registry_of(settings: Registering) -> Registry | None:
-    """Return the registry of the settings, None for none; InputError without token or library."""
-    if not settings.registry:
-        return None
+def kubeflow_registry(settings: Registering) -> KubeflowRegistry:
+    """Return the registry of the settings; InputError without token or library."""
     token = ""
     if settings.registry_token:
         token = needed_secret(settings.registry_token, "registry_token")
@@ -344,7 +238,7 @@ def registry_of(settings: Registering) -> Registry | None:
         with suppress(OSError, ValueError):
             file = os.environ.get(_TOKEN_FILE) or _POD_TOKEN
             token = Path(file).read_text(encoding="utf-8").strip()
-    return Registry(settings.registry, token, settings.registry_author)
+    return KubeflowRegistry(settings.registry, token, settings.registry_author)
 
 
 async def _versions(api: Api, model: "RegisteredModel") -> "list[ModelVersion]":
@@ -386,15 +280,7 @@ async def _get_or_create(
         return existing
 
 
-def _stage(version: str, champion: str, existing: Container[str], before: Value) -> str:
-    if version == champion:
-        return CHAMPION
-    if version not in existing:
-        return ARCHIVED
-    return FORMER if before in (CHAMPION, FORMER) else CANDIDATE
-
-
-def _stage_of(version: "ModelVersion") -> dict[str, Value]:
+def _known_stage(version: "ModelVersion") -> dict[str, Value]:
     """Return the stage of a version as a property; empty if it has none."""
     known = version.custom_properties or {}
     return {STAGE: known[STAGE]} if STAGE in known else {}

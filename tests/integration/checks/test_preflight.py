@@ -352,17 +352,20 @@ def test_every_parameter_of_the_form_has_a_field() -> None:
         ({"sign_key": "sick.pem"}, r"sign_key \(sick\.pem\) is not a private key"),
         ({"registry": "http://x"}, "release names the registry http://x, and no destination"),
         ({"registry": "http://x", "registry_token": "word"}, "registry_token names the key word"),
+        ({"registry": "mlflow", "registry_token": "word"}, "registry_token has no effect with reg"),
+        ({"registry": "mlflow"}, "registry=mlflow needs MLFLOW_TRACKING_URI"),
+        ({"registry": "mlfow"}, "such as http://model-registry-service.*, or the word mlflow"),
     ],
 )
 def test_bad_release(release: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("sick.pem", "-----BEGIN")
     with pytest.raises(InputError, match=reason):
-        check_release(release, "")
-    check_release({"variants": ["fp16"]}, "")
+        check_release(release, None)
+    check_release({"variants": ["fp16"]}, None)
 
 
 def test_registry_that_does_not_answer_fails(registry_server: RegistryServer) -> None:
-    check_release({"registry": registry_server.url}, "gs://models")
+    check_release({"registry": registry_server.url}, open_store("gs://models"))
     registry_server.fail("*", status(503))
     with pytest.raises(StorageError, match=r"refused .*\(503: injected\)"):
-        check_release({"registry": registry_server.url}, "gs://models")
+        check_release({"registry": registry_server.url}, open_store("gs://models"))

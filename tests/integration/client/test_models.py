@@ -166,15 +166,16 @@ def test_a_destination_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Mon
     assert output("models", "--destination", tmp_path) == ""
 
 
-def test_a_token_of_the_registry_needs_https(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert models.registry_at("http://registry.example") is not None
+@pytest.mark.parametrize("where", ["folder"], indirect=True)
+def test_a_token_of_the_registry_needs_https(where: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert models.registry_at("http://registry.example", where) is not None
     monkeypatch.setenv(models.REGISTRY_TOKEN, "secret")
     for address in ("https://registry.example", "http://127.0.0.1:8080"):
-        assert models.registry_at(address) is not None
+        assert models.registry_at(address, where) is not None
     with pytest.raises(InputError, match=r"is not sent to http://registry\.example without https"):
-        models.registry_at("http://registry.example")
+        models.registry_at("http://registry.example", where)
     monkeypatch.setattr("kfp_ddp.client.kfp.login.NAMESPACE_FILE", Path(__file__))  # in a pod
-    assert models.registry_at("http://model-registry-service.kubeflow.svc:8080") is not None
+    assert models.registry_at("http://model-registry-service.kubeflow.svc:8080", where) is not None
 
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)
@@ -194,6 +195,27 @@ def test_registry_follows(where: Store, line: list[str], registry_server: Regist
     done = called(where, "promote", "flowers", line[1], "--model-registry", registry_server.url)
     assert "already" in done.output
     assert stages() == {line[0]: "former", line[1]: "champion", line[2]: "former"}
+
+
+@pytest.mark.parametrize("where", ["folder"], indirect=True)
+def test_mlflow_follows(
+    where: Store, line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlflow")
+    monkeypatch.setenv(models.REGISTRY_TOKEN, "of another registry")
+    for words, champion in (
+        (["promote", "flowers", line[0]], line[0]),
+        (["rollback", "flowers"], line[2]),
+    ):
+        document(where, *words, "--model-registry", "mlflow")
+        named = MlflowClient().get_model_version_by_alias("flowers", "champion")
+        assert (named.tags["version"], named.tags["stage"]) == (champion, "champion")
+    versions = MlflowClient().search_model_versions("name = 'flowers'")
+    stages = {one.tags["version"]: one.tags["stage"] for one in versions}
+    assert stages == {line[0]: "former", line[2]: "champion"}
 
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)

@@ -16,7 +16,7 @@ from kfp import dsl
 
 from kfp_ddp.components.publish.component import publish
 from kfp_ddp.core import folders
-from kfp_ddp.core.run_folder import EXPORTED, VERDICT
+from kfp_ddp.core.run_folder import EXPORTED, MLFLOW, VERDICT
 from kfp_ddp.export import publish as publishing
 from kfp_ddp.models import attempts, bundle, signature
 from kfp_ddp.models.bundle import LINEAGE
@@ -85,6 +85,7 @@ def test_a_published_bundle_has_verdict_report_and_lineage(run_dir: Path, tmp_pa
         "run_id": "run-1",
         "champion": exports,
         "champion_version": "",
+        "mlflow_run_id": "",
         "dataset_digest": "d" * 64,
     }
     metadata = inputs["published_model"].metadata
@@ -287,6 +288,22 @@ def test_a_release_is_signed_and_registered_and_a_repeated_step_writes_nothing(
     assert publish.python_func(**inputs) == (uri, version)
     assert (state(tmp_path / "models"), state(run_dir / "bundle")) == (before, sealed)
     assert registry_server.changes() == changes
+
+
+def test_mlflow_gets_the_version_with_the_run_of_its_training(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlflow")
+    training = MlflowClient().create_run("0").info.run_id
+    (run_dir / MLFLOW).write_text(json.dumps({"uri": "", "run_id": training}))
+    inputs = arguments(run_dir, tmp_path, release={"registry": "mlflow"})
+    uri, version = publish.python_func(**inputs)
+    assert publish.python_func(**inputs) == (uri, version)
+    (row,) = MlflowClient().search_model_versions("name = 'squares'")
+    assert (row.source, row.run_id, row.tags["stage"]) == (uri, training, "champion")
 
 
 def test_registry_refuses(run_dir: Path, tmp_path: Path, registry_server: RegistryServer) -> None:

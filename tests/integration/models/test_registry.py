@@ -17,7 +17,8 @@ from kfp_ddp.components.register.component import register as register_step
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models.champion import move
-from kfp_ddp.models.registry import Registry, client, registry_of
+from kfp_ddp.models.registry import client
+from kfp_ddp.models.registry.client import KubeflowRegistry, kubeflow_registry
 from kfp_ddp.models.release import Registering
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
@@ -72,10 +73,8 @@ def model(tmp_path: Path) -> Model:
     return Model(open_store(str(tmp_path / "models")), name, tmp_path)
 
 
-def opened(address: str, **settings: Any) -> Registry:
-    registry = registry_of(Registering(registry=address, **settings))
-    assert registry is not None
-    return registry
+def opened(address: str, **settings: Any) -> KubeflowRegistry:
+    return kubeflow_registry(Registering(registry=address, **settings))
 
 
 def registered(address: str, name: str) -> dict[str, dict[str, Any]]:
