@@ -118,10 +118,11 @@ IMAGE_LOCK := $(UV_LOCK) --no-emit-package kfp-server-api --constraint requireme
 STORES := --extra azure --extra huggingface --extra s3
 lock: $(INSTALLED) ## the locks again, from pyproject.toml
 	$(UV_LOCK) --all-extras --group dev pyproject.toml --output-file requirements.lock
-	$(IMAGE_LOCK) --extra launch --extra mlflow --extra registry --extra sign --extra sweep $(STORES) pyproject.toml --output-file images/launcher/requirements.lock
+	$(IMAGE_LOCK) --extra launch --extra registry --extra sign --extra sweep $(STORES) pyproject.toml --output-file images/launcher/requirements.lock
 	$(IMAGE_LOCK) --extra train --extra monitor --extra mlflow --extra export --extra heif --extra parquet --extra timm --extra verify $(STORES) pyproject.toml --output-file images/trainer/requirements.lock
 	$(IMAGE_LOCK) --extra serve --extra verify $(STORES) pyproject.toml --output-file images/server/requirements.lock
 	printf '%s\n' hatchling setuptools | $(UV_LOCK) --constraint requirements.lock - --output-file images/wheel/requirements.lock
+	echo mlflow-skinny | $(UV_LOCK) --constraint requirements.lock - --output-file images/mlflow/requirements.lock
 	echo pyarrow | $(UV_LOCK) --constraint requirements.lock - --output-file images/parquet/requirements.lock
 	echo uv | $(UV_LOCK) - --output-file images/uv/requirements.lock
 

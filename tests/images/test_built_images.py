@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from kfp_ddp.core.container_images import lock_of
+from kfp_ddp.jobs.shipping.worker_start import MORE
+
 REPOSITORY = Path(__file__).parents[2]
 BUILT = REPOSITORY / "build" / "images"
 NAMES = sorted(path.parent.name for path in BUILT.glob("*/root") if path.is_dir())
-MEGABYTES = {"launcher": 420, "server": 720, "trainer": 7000, "trainer-cpu": 2200}
+MEGABYTES = {"launcher": 640, "server": 720, "trainer": 7000, "trainer-cpu": 2200}
 """The most that the files of an image, its base among them, may take."""
 COMPILERS = ("as", "c++", "cc", "g++", "gcc", "ld", "make")
 LEFTOVERS = (
@@ -110,10 +113,9 @@ def test_image_has_no_files_of_its_build(name: str) -> None:
 
 
 def test_image_has_the_packages_of_its_lock(name: str) -> None:
-    locks = [REPOSITORY / "images" / name.removesuffix("-cpu") / "requirements.lock"]
-    if name == "launcher":
-        locks.append(REPOSITORY / "images" / "parquet" / "requirements.lock")
-    text = "".join(lock.read_text() for lock in locks)
+    kind = name.removesuffix("-cpu")
+    locks = [kind, *MORE.get(kind, ())]
+    text = "".join(lock_of(lock).read_text() for lock in locks)
     locked = set(re.findall(r"^([a-z0-9.-]+)==(\S+)", text, re.MULTILINE))
     found = installed(name)
     assert {each for each in found.items() if each[0] not in OF_THE_BASE} <= locked

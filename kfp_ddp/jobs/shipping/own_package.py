@@ -34,7 +34,7 @@ VARIABLE = "KFP_DDP_SOURCE"
 _PACKAGE = Path(kfp_ddp.__file__).parent
 _NOT_IN_PODS = ("compiled", "deploy", "images")
 _SUFFIXES = (".css", ".html", ".jinja", ".py", ".toml", ".txt")
-_LOCKS = (*KINDS, "parquet", "uv")
+_LOCKS = (*KINDS, *worker_start.MORE["launcher"], "uv")
 _LARGEST = 1 << 20
 """Bytes of a ConfigMap."""
 _DIGITS = 32

@@ -66,6 +66,9 @@ IN_MAP = ("index-url", "proxy", "trusted-host")
 WITH_TORCH = re.compile(r"(torch|nvidia-.*|cuda-.*|triton)==")
 """Pins that an image with torch has, in its own way."""
 
+MORE = {"launcher": {"mlflow": "mlflow", "parquet": "hf://"}}
+"""Further locks of a lock, and the word of a step that needs one: each takes seconds to install."""
+
 
 class StartError(Exception):
     """An error in one line."""
@@ -79,11 +82,7 @@ def main(how: str, command: list[str]) -> None:
         needs = Needs()
         if how == "source":
             name, lock, *command = command
-            locks = [lock]
-            # Alone as large as all other packages of a step, which few steps need.
-            if lock == "launcher" and any("hf://" in word for word in command):
-                locks.append("parquet")
-            folder = prepare_source(name, locks)
+            folder = prepare_source(name, [lock, *more_locks(lock, command)])
         else:
             folder = shared(needs) if how == "together" else needs.prepare(None)
         paths = [os.path.join(folder, name) for name in ("code", "packages")]
@@ -99,6 +98,12 @@ def main(how: str, command: list[str]) -> None:
         sys.exit(f"error: cannot start {error.filename or command[0]}: {error.strerror}")
 
 
+def more_locks(lock: str, command: list[str]) -> list[str]:
+    """Return the further locks of a step, by its arguments and its environment."""
+    words = " ".join([*command, *os.environ]).lower()
+    return [name for name, word in MORE.get(lock, {}).items() if word in words]
+
+
 def prepare_source(name: str, locks: list[str]) -> str:
     """Return a new folder with the source of the ConfigMap `name`, and the packages of locks."""
     mounted = os.environ.pop(MOUNTED, FOLDER)
@@ -109,7 +114,8 @@ def prepare_source(name: str, locks: list[str]) -> str:
     folder = tempfile.mkdtemp(prefix="kfp-ddp-")
     code = os.path.join(folder, "code")
     _extract(content, code, "r:")
-    lines = [pin for lock in locks for pin in _pins(code, lock)]
+    pins = [pin for lock in locks for pin in _pins(code, lock)]
+    lines = list({pin.partition("==")[0]: pin for pin in pins}.values())
     if importlib.util.find_spec("torch") is not None:
         lines = [line for line in lines if not WITH_TORCH.match(line)]
     for option in IN_MAP:

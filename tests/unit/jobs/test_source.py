@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,14 +131,17 @@ class Pod(NamedTuple):
 
 
 def make_pod(
-    folder: Path, lock: list[str], uv: list[str], parquet: tuple[str, ...] = (), **options: str
+    folder: Path, lock: list[str], uv: list[str], more: Sequence[str] = (), **options: str
 ) -> Pod:
-    """Return a pod of a package with one module, and of these locks."""
+    """Return a pod of a package with one module, and of these locks; `more`: of MORE, each."""
     images = "kfp_ddp/images/{}/requirements.lock"
     files = {
         "kfp_ddp/where.py": "TEXT = 'from the map'\n",
         images.format("launcher"): "".join(f"{pin}\n" for pin in lock),
-        images.format("parquet"): "".join(f"{pin}\n" for pin in parquet),
+        **{
+            images.format(name): "".join(f"{pin}\n" for pin in more)
+            for name in worker_start.MORE["launcher"]
+        },
         images.format("uv"): "".join(f"{pin}\n" for pin in uv),
     }
     content = tar_of((name, text.encode(), 0o644) for name, text in files.items())
@@ -179,15 +183,23 @@ def test_bare_image_starts_from_the_map_by_pip(pod: Pod) -> None:
     assert "there is no uv" in done.stderr
 
 
-@pytest.mark.parametrize("address", ["gs://bucket/pets", "hf://datasets/owner/pets"])
-def test_only_a_source_on_the_hub_brings_the_reader_of_parquet(
-    tmp_path: Path, address: str
+@pytest.mark.parametrize(
+    ("value", "variables", "more"),
+    [
+        ("gs://bucket/pets", {}, False),
+        ("hf://datasets/owner/pets", {}, True),
+        ({"registry": "mlflow"}, {}, True),
+        ("", {"MLFLOW_RUN_ID": "1"}, True),
+    ],
+)
+def test_a_step_brings_large_packages_only_if_it_needs_them(
+    tmp_path: Path, value: object, variables: dict[str, str], more: bool
 ) -> None:
     url = index(tmp_path)
-    launcher, parquet = locked(tmp_path)
-    pod = make_pod(tmp_path, [launcher], NO_UV, (parquet,), index_url=url)
-    done = pod.start(json.dumps({"source": address}))
-    assert ("kfpddp-two==1.0" in done.stdout) == address.startswith("hf:"), done.stderr
+    first, second = locked(tmp_path)
+    pod = make_pod(tmp_path, [first], NO_UV, [first, second], index_url=url)
+    done = pod.start(json.dumps({"value": value}), **variables)
+    assert ("kfpddp-two==1.0" in done.stdout) == more, done.stderr
 
 
 class Maps(Handler):
