@@ -142,8 +142,9 @@ def inputs_table(name: str) -> list[str]:
         kind = spec.type.removeprefix("system.").partition("@")[0]
         default = _value(spec.default) if spec.optional else "required"
         text = _cell(spec.description or description(one))
-        closed = ", ".join(f"`{choice}`" for choice in choices(one))
-        kind = closed or TYPES.get(kind, kind.lower())
+        kind = TYPES.get(kind, kind.lower())
+        if kind == "str":  # a mapping may have the name of a setting
+            kind = ", ".join(f"`{choice}`" for choice in choices(one)) or kind
         lines.append(f"| `{one}` | {kind} | {default} | {text} |")
     return lines
 
