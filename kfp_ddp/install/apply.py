@@ -10,11 +10,10 @@ from typing import Literal, NamedTuple
 from kfp_ddp.checks.access import QUOTAS
 from kfp_ddp.checks.finding import items
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.core.polling import poll
 from kfp_ddp.core.text import one_line
 from kfp_ddp.install.manifests import CLUSTER_KINDS
 from kfp_ddp.jobs.shipping.own_package import has_source
-from kfp_ddp.k8s.api import Api, ApiError, Object, Refused
+from kfp_ddp.k8s.api import Api, ApiError, Object, Refused, poll
 from kfp_ddp.k8s.objects import condition
 from kfp_ddp.k8s.pods import waiting_reason
 from kfp_ddp.k8s.resource import PODS, Resource
