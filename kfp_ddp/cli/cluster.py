@@ -22,7 +22,7 @@ from kfp_ddp.cli.options import (
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.container_images import SETTINGS, Images
 from kfp_ddp.install import apply as installer
-from kfp_ddp.install import files, manifests, removal
+from kfp_ddp.install import files, manifests
 from kfp_ddp.install.apply import Done
 from kfp_ddp.install.manifests import OWNERS, Installation
 from kfp_ddp.jobs.launch_spec import LaunchSpec
@@ -246,7 +246,7 @@ def uninstall(context: str, which: str, dry_run: bool, as_json: bool, **fields: 
     _leave_out_claims(fields, which)
     everything = {"see_nodes": True, "copies": True, "divide_accounts": True, "source": False}
     fields |= {**everything, "network_policy": True, "namespace": api.namespace}
-    done = removal.remove(api, Installation(**fields), dry_run=dry_run)
+    done = installer.remove(api, Installation(**fields), dry_run=dry_run)
     refused = any(result.state == "refused" for result in done)
     document = {"namespace": api.namespace, "dry_run": dry_run, "ok": not refused}
     lines = [_line(result, dry_run) for result in done]

@@ -1,6 +1,6 @@
-"""Make the objects of an installation.
+"""Make and delete the objects of an installation.
 
-All are first sent as a dry run, so that a refusal changes nothing.
+New ones are first sent as a dry run, so that a refusal changes nothing.
 """
 
 import time
@@ -11,12 +11,12 @@ from kfp_ddp.checks.access import QUOTAS
 from kfp_ddp.checks.finding import items
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.install.manifests import CLUSTER_KINDS
-from kfp_ddp.jobs.shipping.own_package import has_source
+from kfp_ddp.install.manifests import CLUSTER_KINDS, PART_OF, Installation, every_object
+from kfp_ddp.jobs.shipping.own_package import MAPS, has_source
 from kfp_ddp.k8s.api import Api, ApiError, Object, Refused, poll
 from kfp_ddp.k8s.objects import condition
 from kfp_ddp.k8s.pods import waiting_reason
-from kfp_ddp.k8s.resource import PODS, Resource
+from kfp_ddp.k8s.resource import CONFIG_MAPS, PODS, Resource
 
 State = Literal["made", "changed", "unchanged", "left", "refused", "deleted"]
 DRY_RUN = {"dryRun": "All"}
@@ -27,6 +27,8 @@ IMMUTABLE = ("PersistentVolumeClaim", "Job")
 QUOTA_RESOURCES = tuple(
     f"{part}{name}" for part in ("", "requests.", "limits.") for name in ("cpu", "memory")
 )
+OURS = "app.kubernetes.io/part-of=kfp-ddp"
+BINDINGS = Resource("rbac.authorization.k8s.io/v1", "clusterrolebindings", namespaced=False)
 
 
 class Done(NamedTuple):
@@ -182,3 +184,41 @@ def _waiting(api: Api, job: str) -> str:
     pods = api.list_objects(PODS, {"labelSelector": f"job-name={job}"})
     reasons = [waiting_reason(pod) for pod in pods]
     return "; ".join(reason.text for reason in reasons if reason)
+
+
+def remove(api: Api, target: Installation, *, dry_run: bool = False) -> list[Done]:
+    """Delete what installations of any version made in a namespace.
+
+    Of PVCs only those that `target` names are deleted.
+    """
+    return [_delete(api, one, dry_run=dry_run) for one in _existing(api, target)]
+
+
+def _existing(api: Api, target: Installation) -> Iterator[Object]:
+    for one in every_object(target):
+        if existing := api.get(resource_of(one), one["metadata"]["name"]):
+            yield {**one, **existing}
+    for found in api.list_objects(CONFIG_MAPS, {"labelSelector": OURS}):
+        if found["metadata"]["name"].startswith(MAPS):
+            yield {"apiVersion": "v1", "kind": "ConfigMap", **found}
+
+
+def _delete(api: Api, existing: Object, *, dry_run: bool) -> Done:
+    kind = existing["kind"]
+    name = existing["metadata"]["name"]
+    if not PART_OF.items() <= existing["metadata"].get("labels", {}).items():
+        return Done(kind, name, "left", "it is not labelled as a part of kfp-ddp")
+    try:
+        if kind == "ClusterRole" and (others := _others(api, name)):
+            return Done(kind, name, "left", f"{others[0]} needs it")
+        api.delete(resource_of(existing), name, dry_run=dry_run)
+    except ApiError as error:
+        return Done(kind, name, "refused", one_line(error.message))
+    return Done(kind, name, "deleted")
+
+
+def _others(api: Api, role: str) -> list[str]:
+    """Return the bindings of a role for other namespaces."""
+    names = {item["metadata"]["name"] for item in api.list_objects(BINDINGS)}
+    others = names - {f"{role}.{api.namespace}"}
+    return sorted(name for name in others if name.startswith(f"{role}."))

@@ -12,7 +12,7 @@ from kfp_ddp import __version__
 from kfp_ddp.checks.claims import unfinished_owner
 from kfp_ddp.core.container_images import PUBLIC
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.install.apply import apply, replace, resource_of, wait
+from kfp_ddp.install.apply import BINDINGS, apply, remove, replace, resource_of, wait
 from kfp_ddp.install.manifests import (
     OWNERS,
     PART_OF,
@@ -24,7 +24,6 @@ from kfp_ddp.install.manifests import (
     manifests,
     owner,
 )
-from kfp_ddp.install.removal import BINDINGS, remove
 from kfp_ddp.jobs.shipping.own_package import config_map, has_source, map_name
 from kfp_ddp.k8s.api import LAUNCHER, STEPS, Object
 from kfp_ddp.k8s.resource import CONFIG_MAPS, STORAGE_CLASSES
