@@ -24,8 +24,9 @@ PARTS = ("rules", "roleRef", "subjects", "spec", "data", "binaryData")
 """Parts of an object that are compared and changed."""
 IMMUTABLE = ("PersistentVolumeClaim", "Job")
 """Kinds of which an existing object is not changed."""
-QUOTA_RESOURCES = tuple(
-    f"{part}{name}" for part in ("", "requests.", "limits.") for name in ("cpu", "memory")
+QUOTA_RESOURCES = (
+    *("cpu", "requests.cpu", "limits.cpu"),
+    *("memory", "requests.memory", "limits.memory"),
 )
 OURS = "app.kubernetes.io/part-of=kfp-ddp"
 BINDINGS = Resource("rbac.authorization.k8s.io/v1", "clusterrolebindings", namespaced=False)
