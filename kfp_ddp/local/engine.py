@@ -27,9 +27,10 @@ from kfp_ddp.core.folders import DATA_VARIABLE, WORK_VARIABLE
 from kfp_ddp.core.step import handling_signals, last_error
 from kfp_ddp.jobs.local import environment as child_environment
 from kfp_ddp.local import results
+from kfp_ddp.local.display import Phase, RunProgress, say
 from kfp_ddp.local.folder import LocalRun, LocalStep, link_latest, locked
 from kfp_ddp.local.pipeline import TEMPORARY, end_tree
-from kfp_ddp.local.results import ENDED, LOG, STARTED, Phase, say
+from kfp_ddp.local.results import ENDED, LOG, STARTED
 from kfp_ddp.pipelines.form import COMPILED
 from kfp_ddp.training.watch import PARENT
 
@@ -157,7 +158,7 @@ def _follow(stream: IO[str], run: LocalRun, detail: Detail, known: Collection[st
     output = run.folder
     steps: dict[str, LocalStep] = {}
     phase: Phase | None = None
-    progress = results.RunProgress(output)
+    progress = RunProgress(output)
 
     def record(step: LocalStep) -> None:
         nonlocal run

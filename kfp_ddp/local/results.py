@@ -1,19 +1,15 @@
-"""Display and results of a local run: progress, a line for each step, the summary."""
+"""Results of a local run: the outputs of its steps, and the summary."""
 
 import contextlib
 import itertools
 import json
-import os
 import re
-import shlex
 import shutil
 import sys
-import textwrap
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median_high
-from typing import Any, TextIO
+from typing import Any
 
 import click
 import yaml
@@ -21,113 +17,22 @@ import yaml
 from kfp_ddp.core.packed import in_short
 from kfp_ddp.core.run_folder import LABELS_TO_CHECK
 from kfp_ddp.core.spreadsheet import Reader
-from kfp_ddp.core.text import bar, facts, plural
-from kfp_ddp.jobs.progress import MetricsTail, TrainingProgress, clock
+from kfp_ddp.core.text import facts, plural
+from kfp_ddp.jobs.progress import TrainingProgress
+from kfp_ddp.local.display import say, shown
 from kfp_ddp.models.bundle import MANIFEST
 from kfp_ddp.runs.trials import Trials
 from kfp_ddp.runs.trials import table as table_of_trials
 from kfp_ddp.training.spec.metrics import read_events
 
-CLEAR_LINE = "\r\x1b[2K"
-DETAIL_WIDTH = 66
-REST_WIDTH = 29  # mark, name and seconds of a line, which must not wrap
-INDENT = 20  # of the detail
-LOG_SECONDS = 60.0
-"""Interval of the lines about a running phase that a pipe or file gets."""
-
-
-class Phase:
-    """A line `✓ name  detail  seconds`, or with `✗` for an error.
-
-    While the phase runs, it is also drawn on a terminal, and added to a pipe once a minute.
-    """
-
-    def __init__(self, name: str, stream: TextIO | None = None) -> None:
-        self.name = name
-        self.detail = ""
-        self._stream = stream or sys.stdout
-        self._live = self._stream.isatty()
-        self._started = self._printed = time.monotonic()
-
-    @property
-    def width(self) -> int:
-        """Width of the detail."""
-        if not self._live:
-            return DETAIL_WIDTH
-        columns = shutil.get_terminal_size().columns
-        return max(10, min(DETAIL_WIDTH, columns - REST_WIDTH))
-
-    def show(self, detail: str) -> None:
-        """Replace the detail of the line."""
-        self.detail = detail
-        if self._live:
-            short = textwrap.shorten(detail, self.width, placeholder=" …")
-            self._write(CLEAR_LINE + self._line("…", short))
-        elif time.monotonic() - self._printed >= LOG_SECONDS:
-            self._printed = time.monotonic()
-            self._write(self._line("…", detail) + "\n")
-
-    def end(self, good: bool) -> None:
-        """Write the phase's last line; a detail that is too long goes on in the next one."""
-        texts = [self.detail]
-        if self._live and self.detail.strip():
-            texts = textwrap.wrap(self.detail, self.width, break_on_hyphens=False)
-        first, *others = texts
-        clear = CLEAR_LINE if self._live else ""
-        line = self._line("✓" if good else "✗", first)
-        rest = "".join(f"{' ' * INDENT}{text}\n" for text in others)
-        self._write(f"{clear}{line}\n{rest}")
-
-    def _line(self, mark: str, detail: str) -> str:
-        seconds = time.monotonic() - self._started
-        duration = f"{seconds:5.1f} s" if seconds < 1000 else f"{clock(seconds):>7}"
-        return f"  {mark} {self.name:<15} {detail:<{self.width}} {duration}"
-
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
-
-
-def say(text: str) -> None:
-    """Print a line; a terminal gets it wrapped between words."""
-    if sys.stdout.isatty():
-        columns = shutil.get_terminal_size().columns
-        text = textwrap.fill(text, columns - 1, subsequent_indent="  ", break_on_hyphens=False)
-    click.echo(text)
-
-
 LOG = "pipeline.log"
+SUMMARY = "summary.json"
+"""In the folder of a local run: the results of the last one that was complete."""
 SWEEP_REPORT = "sweep_report.html"
 STARTED = re.compile(r"Executing task '([^']+)'")
 ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
-SHORTEST_BAR = 4
 SCORE = "(score near 1: the model is sure, near 0: it guesses)"
 FORMATS = {"model.safetensors": "safetensors", "model.onnx": "ONNX", "model.pt2": ".pt2"}
-
-
-class RunProgress:
-    """The progress of the trainings of a run, from their growing files of metrics."""
-
-    def __init__(self, output: Path) -> None:
-        self._output = output
-        self._training = TrainingProgress()
-        self._tail: MetricsTail | None = None
-
-    def line(self, width: int) -> str:
-        """Return bar, step, figures and remaining time, as far as the width allows."""
-        if self._tail is None:
-            for file in self._output.glob("work/*/*/metrics.jsonl"):
-                self._tail = MetricsTail(file)
-                break
-        training = self._training
-        if self._tail is not None:
-            training.update(self._tail.read())
-        if training.last is None:
-            return "starting the ranks"
-        line = training.line(width)
-        space = min(10, width - len(line) - 1)
-        done = bar(min(1.0, training.step / max(training.total, 1)), space)
-        return f"{done} {line}" if space >= SHORTEST_BAR else line
 
 
 def detail(output: Path, step: str) -> str:
@@ -256,10 +161,6 @@ def _sweep_lines(summary: Mapping[str, Any]) -> list[str]:
     return list(table_of_trials(swept.trials, shutil.get_terminal_size().columns))
 
 
-SUMMARY = "summary.json"
-"""In the folder of a local run: the results of the last one that was complete."""
-
-
 def write_summary(output: Path, summary: Mapping[str, Any]) -> None:
     """Keep the summary of a run in its folder."""
     (output / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
@@ -300,14 +201,6 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         "warning": summary["warnings"],
     }
     return facts(lines)
-
-
-def shown(path: str | Path) -> str:
-    """Return the path relative to the working directory, quoted for a shell."""
-    here = Path.cwd()
-    full = Path(os.path.abspath(path))
-    short = full.relative_to(here) if full.is_relative_to(here) else full
-    return shlex.quote(str(short))
 
 
 def example(output: Path) -> str:
