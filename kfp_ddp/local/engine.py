@@ -193,12 +193,11 @@ def _follow(stream: IO[str], run: LocalRun, detail: Detail, known: Collection[st
 
 def _end(phase: Phase, output: Path, good: bool, detail: Detail, known: Collection[str]) -> None:
     """End the line of a step with its detail or its failure, and print its new warnings."""
-    values = results.outputs(output, phase.name)
-    failure = values.get("failure") if good else "failed"  # of a trial, or of the step
-    phase.detail = str(failure) if failure else detail(output, phase.name)
-    phase.end(not failure)
+    phase.detail = detail(output, phase.name) if good else "failed"
+    phase.end(good)
     if not good:
         return
+    values = results.outputs(output, phase.name)
     for note in str(values.get("warnings", "")).splitlines():
         if note not in known:
             say(f"note: {note}")
