@@ -24,6 +24,7 @@ import psutil
 
 from kfp_ddp.core.errors import JobError, writing
 from kfp_ddp.core.folders import DATA_VARIABLE, WORK_VARIABLE
+from kfp_ddp.core.outputs import TRAIN, StepOutputs, Warnings
 from kfp_ddp.core.step import handling_signals, last_error
 from kfp_ddp.jobs.local import environment as child_environment
 from kfp_ddp.local import results
@@ -187,7 +188,7 @@ def _follow(stream: IO[str], run: LocalRun, detail: Detail, known: Collection[st
                 _end(phase, output, good, detail, known)
                 phase = None
             elif not line:
-                phase.show(progress.line(phase.width) if phase.name == "train" else "")
+                phase.show(progress.line(phase.width) if phase.name == TRAIN.step else "")
     return run
 
 
@@ -197,7 +198,7 @@ def _end(phase: Phase, output: Path, good: bool, detail: Detail, known: Collecti
     phase.end(good)
     if not good:
         return
-    values = results.outputs(output, phase.name)
+    values = results.outputs_of(output, StepOutputs(phase.name, Warnings))
     for note in str(values.get("warnings", "")).splitlines():
         if note not in known:
             say(f"note: {note}")

@@ -9,11 +9,27 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median_high
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import click
 import yaml
 
+from kfp_ddp.core.outputs import (
+    CHANGES,
+    EVALUATE,
+    EXPORT,
+    GATE,
+    PREDICT,
+    PREFLIGHT,
+    PUBLISH,
+    SYNC,
+    TEARDOWN,
+    TRAIN,
+    TUNE,
+    VOLUME,
+    StepOutputs,
+    TrainFigures,
+)
 from kfp_ddp.core.packed import in_short
 from kfp_ddp.core.run_folder import LABELS_TO_CHECK
 from kfp_ddp.core.spreadsheet import Reader
@@ -24,6 +40,8 @@ from kfp_ddp.models.bundle import MANIFEST
 from kfp_ddp.runs.trials import Trials
 from kfp_ddp.runs.trials import table as table_of_trials
 from kfp_ddp.training.spec.metrics import read_events
+
+T = TypeVar("T")
 
 LOG = "pipeline.log"
 SUMMARY = "summary.json"
@@ -37,39 +55,46 @@ FORMATS = {"model.safetensors": "safetensors", "model.onnx": "ONNX", "model.pt2"
 
 def detail(output: Path, step: str) -> str:
     """Return a line about a successful step, from its outputs."""
-    values = outputs(output, step)
     match step:
-        case "preflight":
-            return str(values["what"])
-        case "teardown":
-            return str(values["Output"])
-        case "data-sync":
-            copied = f"{values['downloaded']:,} copied" if values["downloaded"] else "none copied"
-            return f"{values['files']:,} files, {copied}, version {values['digest'][:12]}"
-        case "changes" | "gate":
-            return str(values["reason"])
-        case "dataset-volume":
-            return "read in place: " + "/".join(Path(values["path"]).parts[-2:])
-        case "train":
-            return _training_detail(output, values)
-        case "tune":
-            return f"{values['trials']:.0f} trials, best val accuracy {values['best_accuracy']:.1%}"
-        case "evaluate":
-            interval = f"{values['accuracy_low']:.1%} to {values['accuracy_high']:.1%}"
-            return f"accuracy {values['accuracy']:.1%} (95 % interval {interval})"
-        case "predict":
-            drift = values.get("drift", "no image to compare with those of the evaluation")
-            return f"{values['rows']:,} rows, {values['unreadable']:,} unreadable; {drift}"
-        case "export":
-            formats = [word for file, word in FORMATS.items() if file in values["formats"]]
+        case PREFLIGHT.step:
+            return str(outputs_of(output, PREFLIGHT)["what"])
+        case SYNC.step:
+            sync = outputs_of(output, SYNC)
+            copied = f"{sync['downloaded']:,} copied" if sync["downloaded"] else "none copied"
+            return f"{sync['files']:,} files, {copied}, version {sync['digest'][:12]}"
+        case CHANGES.step:
+            return str(outputs_of(output, CHANGES)["reason"])
+        case VOLUME.step:
+            return "read in place: " + "/".join(Path(outputs_of(output, VOLUME)["path"]).parts[-2:])
+        case TRAIN.step:
+            return _training_detail(output, outputs_of(output, TRAIN))
+        case TUNE.step:
+            sweep = outputs_of(output, TUNE)
+            return f"{sweep['trials']:.0f} trials, best val accuracy {sweep['best_accuracy']:.1%}"
+        case EVALUATE.step:
+            result = outputs_of(output, EVALUATE)
+            interval = f"{result['accuracy_low']:.1%} to {result['accuracy_high']:.1%}"
+            return f"accuracy {result['accuracy']:.1%} (95 % interval {interval})"
+        case PREDICT.step:
+            table = outputs_of(output, PREDICT)
+            drift = table.get("drift", "no image to compare with those of the evaluation")
+            return f"{table['rows']:,} rows, {table['unreadable']:,} unreadable; {drift}"
+        case EXPORT.step:
+            files = outputs_of(output, EXPORT)["formats"]
+            formats = [word for file, word in FORMATS.items() if file in files]
             return f"{', '.join(formats[:-1])} and {formats[-1]} match the checkpoint"
-        case "publish":
-            champion = ", the champion" if values["champion"] else ""
-            return f"version {values['version']}{champion}"
+        case GATE.step:
+            return str(outputs_of(output, GATE)["reason"])
+        case PUBLISH.step:
+            model = outputs_of(output, PUBLISH)
+            champion = ", the champion" if model["champion"] else ""
+            return f"version {model['version']}{champion}"
+        case TEARDOWN.step:
+            return str(outputs_of(output, TEARDOWN)["Output"])
     return ""
 
 
-def _training_detail(output: Path, values: Mapping[str, Any]) -> str:
+def _training_detail(output: Path, values: TrainFigures) -> str:
     """Return steps, speed and accuracy of a training, as far as they are known."""
     training = TrainingProgress()
     training.update(_events(output))
@@ -96,9 +121,9 @@ def collect_results(output: Path, seconds: float) -> dict[str, Any]:
 
     The bundle of the previous run is deleted only now, after a successful run.
     """
-    synced = outputs(output, "data-sync")
-    evaluated = outputs(output, "evaluate")
-    verdict = outputs(output, "gate")
+    synced = outputs_of(output, SYNC)
+    evaluated = outputs_of(output, EVALUATE)
+    verdict = outputs_of(output, GATE)
     pictures = {"report": ("gate", "gate_report"), "loss_curve": ("*", "loss_curve")}
     summary: dict[str, Any] = {
         "accuracy": evaluated["accuracy"],
@@ -124,7 +149,7 @@ def collect_results(output: Path, seconds: float) -> dict[str, Any]:
             shutil.copyfile(written, target)
             summary[name] = str(target)
     shutil.rmtree(output / "bundle", ignore_errors=True)
-    shutil.copytree(outputs(output, "export")["Output"], output / "bundle")
+    shutil.copytree(outputs_of(output, EXPORT)["Output"], output / "bundle")
     summary["bundle"] = str(output / "bundle")
     summary |= _sweep_results(output)
     table = Path(evaluated["evaluation"]).with_name(LABELS_TO_CHECK)
@@ -133,15 +158,15 @@ def collect_results(output: Path, seconds: float) -> dict[str, Any]:
     with table.open(encoding="utf-8", newline="") as file:
         summary["labels_to_check"] = sum(1 for _ in Reader(file))
     if verdict["blessed"]:
-        summary["uploaded_to"] = outputs(output, "publish")["destination"]
+        summary["uploaded_to"] = outputs_of(output, PUBLISH)["destination"]
     write_summary(output, summary)
     return summary
 
 
 def has_model(output: Path) -> bool:
     """Return whether the steps of a run evaluated, judged and exported a model."""
-    bundle = Path(str(outputs(output, "export").get("Output", "")))
-    steps = ("data-sync", "evaluate", "gate")
+    bundle = Path(str(outputs_of(output, EXPORT).get("Output", "")))
+    steps = (SYNC.step, EVALUATE.step, GATE.step)
     return (bundle / MANIFEST).is_file() and all(outputs(output, step) for step in steps)
 
 
@@ -149,10 +174,10 @@ def _sweep_results(output: Path) -> dict[str, Any]:
     """Copy the report of a sweep to the top of `output`; return its path and the trials."""
     target = output / SWEEP_REPORT
     target.unlink(missing_ok=True)
-    if not (swept := outputs(output, "tune")):
+    if not outputs(output, TUNE.step):
         return {}
     shutil.copyfile(_written(output, "*/**/tune/sweep_report")[-1], target)
-    return {"sweep_report": str(target), **swept["sweep"]}
+    return {"sweep_report": str(target), **outputs_of(output, TUNE)["sweep"]}
 
 
 def _sweep_lines(summary: Mapping[str, Any]) -> list[str]:
@@ -207,7 +232,7 @@ def example(output: Path) -> str:
     """Return the path of an image of the evaluation, quoted for a shell: the user's own, if any."""
     with (output / "bundle" / "predictions.csv").open(encoding="utf-8", newline="") as file:
         name = next(iter(Reader(file)))["path"]
-    synced = outputs(output, "data-sync")
+    synced = outputs_of(output, SYNC)
     for folder in (Path(synced["source"]), Path(synced["path"])):
         for path in (folder / name, *folder.glob(f"*/{name}")):
             if path.is_file():
@@ -229,6 +254,11 @@ def outputs(output: Path, step: str) -> dict[str, Any]:
     return values
 
 
+def outputs_of(output: Path, kind: StepOutputs[T]) -> T:
+    """Return the outputs of a step of ours; without any key if it has not ended."""
+    return cast("T", outputs(output, kind.step))
+
+
 def _written(output: Path, pattern: str) -> list[Path]:
     """Return files of the steps, the newest last."""
     paths = (output / "artifacts").glob(pattern)
@@ -237,7 +267,7 @@ def _written(output: Path, pattern: str) -> list[Path]:
 
 def _events(output: Path) -> list[dict[str, Any]]:
     """Return the training metrics, of a sweep those of its best trial."""
-    task = Path(outputs(output, "tune").get("run_dir", "")).name or "*"
+    task = Path(outputs_of(output, TUNE).get("run_dir", "")).name or "*"
     files = list(output.glob(f"work/*/{task}/metrics.jsonl"))
     return read_events(files[0]) if files else []
 
