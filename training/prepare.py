@@ -3,7 +3,6 @@
 import hashlib
 import os
 import random
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -247,10 +246,9 @@ def _warn(reports: list[tuple[int, list[Findings]]]) -> None:
     not_rgb = sum(item.not_rgb for item in findings)
     unusual = [item.first_not_rgb for item in findings if item.first_not_rgb]
     if unusual:
-        print(
-            f"warning: of {checked} images checked, {not_rgb} are not RGB (first {unusual[0]}); "
-            "they are converted (see background and value_range), images=strict refuses them",
-            file=sys.stderr,
+        log.warning(
+            f"of {checked} images checked, {not_rgb} are not RGB (first {unusual[0]}); "
+            "they are converted (see background and value_range), images=strict refuses them"
         )
 
 
@@ -259,10 +257,8 @@ def _warn_of_broken(names: list[str], checked: int) -> None:
         return
     first = ", ".join(names[:_NAMED])
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    print(
-        f"warning: {len(names):,} of {checked:,} images cannot be read and are skipped: "
-        f"{first}{more}",
-        file=sys.stderr,
+    log.warning(
+        f"{len(names):,} of {checked:,} images cannot be read and are skipped: {first}{more}"
     )
 
 

@@ -13,6 +13,7 @@ from kfp_ddp.checks.operators import check_service
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
 from kfp_ddp.core.log import log
+from kfp_ddp.core.outputs import PreflightFacts
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import plural
 from kfp_ddp.jobs import check_job
@@ -356,4 +357,4 @@ def _write_summary(
             if setting != "":
                 setting_name = f"{subject}.{name}" if name else subject
                 lines.append(f"| {setting_name} | `{json.dumps(setting)}` |")
-    write_artifact(summary, "\n".join(lines) + "\n", what=title)
+    write_artifact(summary, "\n".join(lines) + "\n", **PreflightFacts(what=title))

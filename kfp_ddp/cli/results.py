@@ -51,7 +51,7 @@ def download(
 
     kfp-ddp download last --output flowers-model
     """
-    from kfp_ddp.local.results import shown
+    from kfp_ddp.local.display import shown
 
     info = client.get_run(run)
     folder, tasks, note = info.download(output or "", checkpoint)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from kfp_ddp.core.folders import data_dir as folder_of_data
 from kfp_ddp.core.log import log
+from kfp_ddp.core.outputs import SyncFacts
 from kfp_ddp.core.run_folder import check_run_id
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import printable
@@ -54,7 +55,7 @@ def run(
         more = [f"… {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
         log.info("\n".join([*lines[:SHOWN], *more, total]))
     log.info(reports.line(result))
-    facts: dict[str, object] = {
+    facts: SyncFacts = {
         "dataset": result.dataset,
         "source": result.source,
         "digest": result.digest,

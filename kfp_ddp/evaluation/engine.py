@@ -10,6 +10,7 @@ from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.failure import read
 from kfp_ddp.core.log import log
+from kfp_ddp.core.outputs import PredictFacts, Warnings
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import split as split_fields
 from kfp_ddp.core.step import Artifact, step, write_artifact
@@ -92,8 +93,8 @@ def run(
     write_artifact(evaluation_metrics, result.model_dump_json())
     log_charts(result, evaluated.roc, confusion_matrix)
     write_artifact(evaluation_report, evaluated.document)
-    summary = markdown(result, evaluated.test)
-    write_artifact(evaluation_summary, f"{summary}\n{cell(warning)}\n", warnings=warning)
+    summary = f"{markdown(result, evaluated.test)}\n{cell(warning)}\n"
+    write_artifact(evaluation_summary, summary, **Warnings(warnings=warning))
     log.info(
         f"accuracy {result.accuracy:.4f} on {result.samples} samples in {result.seconds:.1f} s"
     )
@@ -216,5 +217,5 @@ def predict(
             prediction_metrics.log_metric(f"drift_{name}", drift[name])
         figures, words = describe_drift(drift)
         log.info(f"{figures}; {words}")
-        prediction_record.metadata["drift"] = words
+        prediction_record.metadata.update(PredictFacts(drift=words))
     return table, record["rows"], record["unreadable"]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kfp_ddp.core.outputs import ModelFacts
 from kfp_ddp.core.text import cell
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
@@ -38,7 +39,7 @@ _SHOWN = ("before", "background", "short_side", "fit")
 """Parts of the preprocessing that the example repeats."""
 
 
-def metadata(folder: Path, name: str, uri: str) -> dict[str, Any]:
+def metadata(folder: Path, name: str, uri: str) -> ModelFacts:
     """Return the metadata of the artifact of a bundle."""
     result = Evaluation.read(folder / bundle.METRICS)
     models = sorted(path.name for path in folder.glob("model.*"))

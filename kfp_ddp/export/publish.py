@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.files import atomic_write, link_or_copy
 from kfp_ddp.core.log import log
+from kfp_ddp.core.outputs import PublishFacts
 from kfp_ddp.core.run_folder import EXPORTED, MLFLOW, REPORT, VERDICT
 from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.step import Artifact, step, write_artifact
@@ -102,7 +103,7 @@ def run(
                     _prune(models, keep, part_of(release, Deployment).service)
             if registry is not None:
                 registry.agree(where, model_name)
-        facts = {
+        facts: PublishFacts = {
             **card.metadata(folder, model_name, uri or bundle),
             "version": version,
             "run_id": run_id,
@@ -232,13 +233,17 @@ def _prune(models: Store, keep: int, service: str) -> None:
         log.info(f"deleted {len(deleted)} old bundle(s): {', '.join(deleted)}")
 
 
-def _report(run_dir: Path, facts: Mapping[str, Any], model: Artifact, summary: Artifact) -> None:
+def _report(run_dir: Path, facts: PublishFacts, model: Artifact, summary: Artifact) -> None:
     """Fill the artifacts, and write the same for later steps and trackers."""
     text = json.dumps(facts, indent=1) + "\n"
     write_artifact(model, text, **facts)
     with atomic_write(run_dir / EXPORTED, run_dir / f".{EXPORTED}.tmp") as file:
         file.write(text.encode())
-    tags = {f"kfp_ddp.bundle.{name}": str(facts[name]) for name in ("uri", "digest", "champion")}
+    tags = {
+        "kfp_ddp.bundle.uri": facts["uri"],
+        "kfp_ddp.bundle.digest": facts["digest"],
+        "kfp_ddp.bundle.champion": str(facts["champion"]),
+    }
     trackers.note(run_dir, {}, tags)
     lines = [f"## {facts['name']} {facts['version']}", "", cell(facts["uri"]), ""]
     if facts["champion_stays"]:

@@ -1,6 +1,6 @@
-"""Make the objects of an installation, and delete those of any version.
+"""Make and delete the objects of an installation.
 
-All new ones are first sent as a dry run, so that a refusal changes nothing.
+New ones are first sent as a dry run, so that a refusal changes nothing.
 """
 
 import time
@@ -10,11 +10,10 @@ from typing import Literal, NamedTuple
 from kfp_ddp.checks.access import QUOTAS
 from kfp_ddp.checks.finding import items
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.core.polling import poll
 from kfp_ddp.core.text import one_line
 from kfp_ddp.install.manifests import CLUSTER_KINDS, PART_OF, Installation, every_object
 from kfp_ddp.jobs.shipping.own_package import MAPS, has_source
-from kfp_ddp.k8s.api import Api, ApiError, Object, Refused
+from kfp_ddp.k8s.api import Api, ApiError, Object, Refused, poll
 from kfp_ddp.k8s.objects import condition
 from kfp_ddp.k8s.pods import waiting_reason
 from kfp_ddp.k8s.resource import CONFIG_MAPS, PODS, Resource
@@ -29,7 +28,6 @@ QUOTA_RESOURCES = (
     *("cpu", "requests.cpu", "limits.cpu"),
     *("memory", "requests.memory", "limits.memory"),
 )
-
 OURS = "app.kubernetes.io/part-of=kfp-ddp"
 BINDINGS = Resource("rbac.authorization.k8s.io/v1", "clusterrolebindings", namespaced=False)
 
@@ -190,7 +188,10 @@ def _waiting(api: Api, job: str) -> str:
 
 
 def remove(api: Api, target: Installation, *, dry_run: bool = False) -> list[Done]:
-    """Delete all that an installation may have made, and only the PVCs that `target` names."""
+    """Delete what installations of any version made in a namespace.
+
+    Of PVCs only those that `target` names are deleted.
+    """
     return [_delete(api, one, dry_run=dry_run) for one in _existing(api, target)]
 
 

@@ -5,11 +5,10 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError, Problem
-from kfp_ddp.core.polling import poll
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, serves
+from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, poll, serves
 from kfp_ddp.k8s.objects import conditions, part, phase
 from kfp_ddp.k8s.resource import PODS, Resource
 

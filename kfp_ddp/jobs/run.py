@@ -6,7 +6,6 @@ from pathlib import Path
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.log import log
-from kfp_ddp.core.polling import poll
 from kfp_ddp.jobs import check_job, gangs
 from kfp_ddp.jobs.ending import Ending
 from kfp_ddp.jobs.follow.decisions import Limits
@@ -15,7 +14,7 @@ from kfp_ddp.jobs.identity import find_owner, identify
 from kfp_ddp.jobs.jobs import PREEMPTED, REPORTED, Jobs, avoided
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import Api, Object
+from kfp_ddp.k8s.api import Api, Object, poll
 from kfp_ddp.k8s.objects import annotation
 from kfp_ddp.k8s.resource import PODS
 

@@ -399,6 +399,17 @@ def _pieces(line: bytes, longest: int) -> list[bytes]:
     return [line[start : start + step] for start in starts]
 
 
+def poll(seconds: float, pause: float) -> Iterator[bool]:
+    """Yield whether `seconds` have passed, at once and after each pause, without end.
+
+    It is for a state that nothing reports.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        yield time.monotonic() >= deadline
+        time.sleep(pause)
+
+
 def own_pod(api: Api) -> Object | None:
     """Return the pod of this step; None outside of a KFP pod, or without the right to read it."""
     name = os.environ.get("KFP_POD_NAME", "")

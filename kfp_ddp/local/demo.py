@@ -18,8 +18,8 @@ from typing import Any
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.local import engine
+from kfp_ddp.local.display import Phase
 from kfp_ddp.local.folder import LocalRun, begin, identity_of, read_local_run, unfinished
-from kfp_ddp.local.results import Phase
 
 BUCKET = "digits"
 MODELS = "models"

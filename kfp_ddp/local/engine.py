@@ -24,12 +24,14 @@ import psutil
 
 from kfp_ddp.core.errors import JobError, writing
 from kfp_ddp.core.folders import DATA_VARIABLE, WORK_VARIABLE
+from kfp_ddp.core.outputs import TRAIN, StepOutputs, Warnings
 from kfp_ddp.core.step import handling_signals, last_error
 from kfp_ddp.jobs.local import environment as child_environment
 from kfp_ddp.local import results
+from kfp_ddp.local.display import Phase, RunProgress, say
 from kfp_ddp.local.folder import LocalRun, LocalStep, link_latest, locked
 from kfp_ddp.local.pipeline import TEMPORARY, end_tree
-from kfp_ddp.local.results import ENDED, LOG, STARTED, Phase, say
+from kfp_ddp.local.results import ENDED, LOG, STARTED
 from kfp_ddp.pipelines.form import COMPILED
 from kfp_ddp.training.watch import PARENT
 
@@ -157,7 +159,7 @@ def _follow(stream: IO[str], run: LocalRun, detail: Detail, known: Collection[st
     output = run.folder
     steps: dict[str, LocalStep] = {}
     phase: Phase | None = None
-    progress = results.RunProgress(output)
+    progress = RunProgress(output)
 
     def record(step: LocalStep) -> None:
         nonlocal run
@@ -186,18 +188,17 @@ def _follow(stream: IO[str], run: LocalRun, detail: Detail, known: Collection[st
                 _end(phase, output, good, detail, known)
                 phase = None
             elif not line:
-                phase.show(progress.line(phase.width) if phase.name == "train" else "")
+                phase.show(progress.line(phase.width) if phase.name == TRAIN.step else "")
     return run
 
 
 def _end(phase: Phase, output: Path, good: bool, detail: Detail, known: Collection[str]) -> None:
     """End the line of a step with its detail or its failure, and print its new warnings."""
-    values = results.outputs(output, phase.name)
-    failure = values.get("failure") if good else "failed"  # of a trial, or of the step
-    phase.detail = str(failure) if failure else detail(output, phase.name)
-    phase.end(not failure)
+    phase.detail = detail(output, phase.name) if good else "failed"
+    phase.end(good)
     if not good:
         return
+    values = results.outputs_of(output, StepOutputs(phase.name, Warnings))
     for note in str(values.get("warnings", "")).splitlines():
         if note not in known:
             say(f"note: {note}")

@@ -23,7 +23,7 @@ from kfp_ddp.core.errors import InputError, StorageError, writing
 from kfp_ddp.core.files import atomic_write, lock, open_lock, read_below
 from kfp_ddp.core.settings import Stored, mapping_in
 from kfp_ddp.jobs.local import start_time
-from kfp_ddp.local.results import say, shown
+from kfp_ddp.local.display import say, shown
 from kfp_ddp.runs.record import TaskRecord, read_task
 
 RUNS = Path("run-output")

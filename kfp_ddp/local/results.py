@@ -1,170 +1,100 @@
-"""Display and results of a local run: progress, a line for each step, the summary."""
+"""Results of a local run: the outputs of its steps, and the summary."""
 
 import contextlib
 import itertools
 import json
-import os
 import re
-import shlex
 import shutil
 import sys
-import textwrap
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median_high
-from typing import Any, TextIO
+from typing import Any, TypeVar, cast
 
 import click
 import yaml
 
+from kfp_ddp.core.outputs import (
+    CHANGES,
+    EVALUATE,
+    EXPORT,
+    GATE,
+    PREDICT,
+    PREFLIGHT,
+    PUBLISH,
+    SYNC,
+    TEARDOWN,
+    TRAIN,
+    TUNE,
+    VOLUME,
+    StepOutputs,
+    TrainFigures,
+)
 from kfp_ddp.core.packed import in_short
 from kfp_ddp.core.run_folder import LABELS_TO_CHECK
 from kfp_ddp.core.spreadsheet import Reader
-from kfp_ddp.core.text import bar, facts, plural
-from kfp_ddp.jobs.progress import MetricsTail, TrainingProgress, clock
+from kfp_ddp.core.text import facts, plural
+from kfp_ddp.jobs.progress import TrainingProgress
+from kfp_ddp.local.display import say, shown
 from kfp_ddp.models.bundle import MANIFEST
 from kfp_ddp.runs.trials import Trials
 from kfp_ddp.runs.trials import table as table_of_trials
 from kfp_ddp.training.spec.metrics import read_events
 
-CLEAR_LINE = "\r\x1b[2K"
-DETAIL_WIDTH = 66
-REST_WIDTH = 29  # mark, name and seconds of a line, which must not wrap
-INDENT = 20  # of the detail
-LOG_SECONDS = 60.0
-"""Interval of the lines about a running phase that a pipe or file gets."""
-
-
-class Phase:
-    """A line `✓ name  detail  seconds`, or with `✗` for an error.
-
-    While the phase runs, it is also drawn on a terminal, and added to a pipe once a minute.
-    """
-
-    def __init__(self, name: str, stream: TextIO | None = None) -> None:
-        self.name = name
-        self.detail = ""
-        self._stream = stream or sys.stdout
-        self._live = self._stream.isatty()
-        self._started = self._printed = time.monotonic()
-
-    @property
-    def width(self) -> int:
-        """Width of the detail."""
-        if not self._live:
-            return DETAIL_WIDTH
-        columns = shutil.get_terminal_size().columns
-        return max(10, min(DETAIL_WIDTH, columns - REST_WIDTH))
-
-    def show(self, detail: str) -> None:
-        """Replace the detail of the line."""
-        self.detail = detail
-        if self._live:
-            short = textwrap.shorten(detail, self.width, placeholder=" …")
-            self._write(CLEAR_LINE + self._line("…", short))
-        elif time.monotonic() - self._printed >= LOG_SECONDS:
-            self._printed = time.monotonic()
-            self._write(self._line("…", detail) + "\n")
-
-    def end(self, good: bool) -> None:
-        """Write the phase's last line; a detail that is too long goes on in the next one."""
-        texts = [self.detail]
-        if self._live and self.detail.strip():
-            texts = textwrap.wrap(self.detail, self.width, break_on_hyphens=False)
-        first, *others = texts
-        clear = CLEAR_LINE if self._live else ""
-        line = self._line("✓" if good else "✗", first)
-        rest = "".join(f"{' ' * INDENT}{text}\n" for text in others)
-        self._write(f"{clear}{line}\n{rest}")
-
-    def _line(self, mark: str, detail: str) -> str:
-        seconds = time.monotonic() - self._started
-        duration = f"{seconds:5.1f} s" if seconds < 1000 else f"{clock(seconds):>7}"
-        return f"  {mark} {self.name:<15} {detail:<{self.width}} {duration}"
-
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
-
-
-def say(text: str) -> None:
-    """Print a line; a terminal gets it wrapped between words."""
-    if sys.stdout.isatty():
-        columns = shutil.get_terminal_size().columns
-        text = textwrap.fill(text, columns - 1, subsequent_indent="  ", break_on_hyphens=False)
-    click.echo(text)
-
+T = TypeVar("T")
 
 LOG = "pipeline.log"
+SUMMARY = "summary.json"
+"""In the folder of a local run: the results of the last one that was complete."""
 SWEEP_REPORT = "sweep_report.html"
 STARTED = re.compile(r"Executing task '([^']+)'")
 ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
-SHORTEST_BAR = 4
 SCORE = "(score near 1: the model is sure, near 0: it guesses)"
 FORMATS = {"model.safetensors": "safetensors", "model.onnx": "ONNX", "model.pt2": ".pt2"}
 
 
-class RunProgress:
-    """The progress of the trainings of a run, from their growing files of metrics."""
-
-    def __init__(self, output: Path) -> None:
-        self._output = output
-        self._training = TrainingProgress()
-        self._tail: MetricsTail | None = None
-
-    def line(self, width: int) -> str:
-        """Return bar, step, figures and remaining time, as far as the width allows."""
-        if self._tail is None:
-            for file in self._output.glob("work/*/*/metrics.jsonl"):
-                self._tail = MetricsTail(file)
-                break
-        training = self._training
-        if self._tail is not None:
-            training.update(self._tail.read())
-        if training.last is None:
-            return "starting the ranks"
-        line = training.line(width)
-        space = min(10, width - len(line) - 1)
-        done = bar(min(1.0, training.step / max(training.total, 1)), space)
-        return f"{done} {line}" if space >= SHORTEST_BAR else line
-
-
 def detail(output: Path, step: str) -> str:
     """Return a line about a successful step, from its outputs."""
-    values = outputs(output, step)
     match step:
-        case "preflight":
-            return str(values["what"])
-        case "teardown":
-            return str(values["Output"])
-        case "data-sync":
-            copied = f"{values['downloaded']:,} copied" if values["downloaded"] else "none copied"
-            return f"{values['files']:,} files, {copied}, version {values['digest'][:12]}"
-        case "changes" | "gate":
-            return str(values["reason"])
-        case "dataset-volume":
-            return "read in place: " + "/".join(Path(values["path"]).parts[-2:])
-        case "train":
-            return _training_detail(output, values)
-        case "tune":
-            return f"{values['trials']:.0f} trials, best val accuracy {values['best_accuracy']:.1%}"
-        case "evaluate":
-            interval = f"{values['accuracy_low']:.1%} to {values['accuracy_high']:.1%}"
-            return f"accuracy {values['accuracy']:.1%} (95 % interval {interval})"
-        case "predict":
-            drift = values.get("drift", "no image to compare with those of the evaluation")
-            return f"{values['rows']:,} rows, {values['unreadable']:,} unreadable; {drift}"
-        case "export":
-            formats = [word for file, word in FORMATS.items() if file in values["formats"]]
+        case PREFLIGHT.step:
+            return str(outputs_of(output, PREFLIGHT)["what"])
+        case SYNC.step:
+            sync = outputs_of(output, SYNC)
+            copied = f"{sync['downloaded']:,} copied" if sync["downloaded"] else "none copied"
+            return f"{sync['files']:,} files, {copied}, version {sync['digest'][:12]}"
+        case CHANGES.step:
+            return str(outputs_of(output, CHANGES)["reason"])
+        case VOLUME.step:
+            return "read in place: " + "/".join(Path(outputs_of(output, VOLUME)["path"]).parts[-2:])
+        case TRAIN.step:
+            return _training_detail(output, outputs_of(output, TRAIN))
+        case TUNE.step:
+            sweep = outputs_of(output, TUNE)
+            return f"{sweep['trials']:.0f} trials, best val accuracy {sweep['best_accuracy']:.1%}"
+        case EVALUATE.step:
+            result = outputs_of(output, EVALUATE)
+            interval = f"{result['accuracy_low']:.1%} to {result['accuracy_high']:.1%}"
+            return f"accuracy {result['accuracy']:.1%} (95 % interval {interval})"
+        case PREDICT.step:
+            table = outputs_of(output, PREDICT)
+            drift = table.get("drift", "no image to compare with those of the evaluation")
+            return f"{table['rows']:,} rows, {table['unreadable']:,} unreadable; {drift}"
+        case EXPORT.step:
+            files = outputs_of(output, EXPORT)["formats"]
+            formats = [word for file, word in FORMATS.items() if file in files]
             return f"{', '.join(formats[:-1])} and {formats[-1]} match the checkpoint"
-        case "publish":
-            champion = ", the champion" if values["champion"] else ""
-            return f"version {values['version']}{champion}"
+        case GATE.step:
+            return str(outputs_of(output, GATE)["reason"])
+        case PUBLISH.step:
+            model = outputs_of(output, PUBLISH)
+            champion = ", the champion" if model["champion"] else ""
+            return f"version {model['version']}{champion}"
+        case TEARDOWN.step:
+            return str(outputs_of(output, TEARDOWN)["Output"])
     return ""
 
 
-def _training_detail(output: Path, values: Mapping[str, Any]) -> str:
+def _training_detail(output: Path, values: TrainFigures) -> str:
     """Return steps, speed and accuracy of a training, as far as they are known."""
     training = TrainingProgress()
     training.update(_events(output))
@@ -191,9 +121,9 @@ def collect_results(output: Path, seconds: float) -> dict[str, Any]:
 
     The bundle of the previous run is deleted only now, after a successful run.
     """
-    synced = outputs(output, "data-sync")
-    evaluated = outputs(output, "evaluate")
-    verdict = outputs(output, "gate")
+    synced = outputs_of(output, SYNC)
+    evaluated = outputs_of(output, EVALUATE)
+    verdict = outputs_of(output, GATE)
     pictures = {"report": ("gate", "gate_report"), "loss_curve": ("*", "loss_curve")}
     summary: dict[str, Any] = {
         "accuracy": evaluated["accuracy"],
@@ -219,7 +149,7 @@ def collect_results(output: Path, seconds: float) -> dict[str, Any]:
             shutil.copyfile(written, target)
             summary[name] = str(target)
     shutil.rmtree(output / "bundle", ignore_errors=True)
-    shutil.copytree(outputs(output, "export")["Output"], output / "bundle")
+    shutil.copytree(outputs_of(output, EXPORT)["Output"], output / "bundle")
     summary["bundle"] = str(output / "bundle")
     summary |= _sweep_results(output)
     table = Path(evaluated["evaluation"]).with_name(LABELS_TO_CHECK)
@@ -228,15 +158,15 @@ def collect_results(output: Path, seconds: float) -> dict[str, Any]:
     with table.open(encoding="utf-8", newline="") as file:
         summary["labels_to_check"] = sum(1 for _ in Reader(file))
     if verdict["blessed"]:
-        summary["uploaded_to"] = outputs(output, "publish")["destination"]
+        summary["uploaded_to"] = outputs_of(output, PUBLISH)["destination"]
     write_summary(output, summary)
     return summary
 
 
 def has_model(output: Path) -> bool:
     """Return whether the steps of a run evaluated, judged and exported a model."""
-    bundle = Path(str(outputs(output, "export").get("Output", "")))
-    steps = ("data-sync", "evaluate", "gate")
+    bundle = Path(str(outputs_of(output, EXPORT).get("Output", "")))
+    steps = (SYNC.step, EVALUATE.step, GATE.step)
     return (bundle / MANIFEST).is_file() and all(outputs(output, step) for step in steps)
 
 
@@ -244,20 +174,16 @@ def _sweep_results(output: Path) -> dict[str, Any]:
     """Copy the report of a sweep to the top of `output`; return its path and the trials."""
     target = output / SWEEP_REPORT
     target.unlink(missing_ok=True)
-    if not (swept := outputs(output, "tune")):
+    if not outputs(output, TUNE.step):
         return {}
     shutil.copyfile(_written(output, "*/**/tune/sweep_report")[-1], target)
-    return {"sweep_report": str(target), **swept["sweep"]}
+    return {"sweep_report": str(target), **outputs_of(output, TUNE)["sweep"]}
 
 
 def _sweep_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return the table of the trials of a sweep; [] for another run."""
     swept = Trials(trials=summary.get("trials", ()))
     return list(table_of_trials(swept.trials, shutil.get_terminal_size().columns))
-
-
-SUMMARY = "summary.json"
-"""In the folder of a local run: the results of the last one that was complete."""
 
 
 def write_summary(output: Path, summary: Mapping[str, Any]) -> None:
@@ -302,19 +228,11 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     return facts(lines)
 
 
-def shown(path: str | Path) -> str:
-    """Return the path relative to the working directory, quoted for a shell."""
-    here = Path.cwd()
-    full = Path(os.path.abspath(path))
-    short = full.relative_to(here) if full.is_relative_to(here) else full
-    return shlex.quote(str(short))
-
-
 def example(output: Path) -> str:
     """Return the path of an image of the evaluation, quoted for a shell: the user's own, if any."""
     with (output / "bundle" / "predictions.csv").open(encoding="utf-8", newline="") as file:
         name = next(iter(Reader(file)))["path"]
-    synced = outputs(output, "data-sync")
+    synced = outputs_of(output, SYNC)
     for folder in (Path(synced["source"]), Path(synced["path"])):
         for path in (folder / name, *folder.glob(f"*/{name}")):
             if path.is_file():
@@ -336,6 +254,11 @@ def outputs(output: Path, step: str) -> dict[str, Any]:
     return values
 
 
+def outputs_of(output: Path, kind: StepOutputs[T]) -> T:
+    """Return the outputs of a step of ours; without any key if it has not ended."""
+    return cast("T", outputs(output, kind.step))
+
+
 def _written(output: Path, pattern: str) -> list[Path]:
     """Return files of the steps, the newest last."""
     paths = (output / "artifacts").glob(pattern)
@@ -344,7 +267,7 @@ def _written(output: Path, pattern: str) -> list[Path]:
 
 def _events(output: Path) -> list[dict[str, Any]]:
     """Return the training metrics, of a sweep those of its best trial."""
-    task = Path(outputs(output, "tune").get("run_dir", "")).name or "*"
+    task = Path(outputs_of(output, TUNE).get("run_dir", "")).name or "*"
     files = list(output.glob(f"work/*/{task}/metrics.jsonl"))
     return read_events(files[0]) if files else []
 

@@ -18,7 +18,7 @@ from kfp_ddp.datasets.settings import options_of
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.evaluation.report_data import NOTES_VARIABLE
 from kfp_ddp.local import engine, folder, results, survey
-from kfp_ddp.local.results import say, shown
+from kfp_ddp.local.display import say, shown
 from kfp_ddp.models.weights_download import Start, find, is_path, is_per_node, obtain
 from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.document import is_file, program_of, read

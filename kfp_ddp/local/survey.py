@@ -16,7 +16,7 @@ from kfp_ddp.core.text import plural, printable
 from kfp_ddp.datasets.images import uneven
 from kfp_ddp.datasets.names import apply
 from kfp_ddp.datasets.options import MOST_ROWS, below, glob_of
-from kfp_ddp.local.results import shown
+from kfp_ddp.local.display import shown
 from kfp_ddp.pictures.layout import Layout, lay_out
 from kfp_ddp.pictures.reading import LayoutRule, Reading, is_image
 from kfp_ddp.pictures.shards import Where, content

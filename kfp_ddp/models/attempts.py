@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import sha256_of_json
 from kfp_ddp.core.log import log
+from kfp_ddp.core.outputs import ChangesFacts
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import cell, printable
@@ -73,7 +74,8 @@ def run(
     log.info(reason)
     advice = 'To train all the same, change a setting, such as training={"seed": 1}.'
     text = cell(f"{reason[0].upper()}{reason[1:]}.") + (f"\n\n{advice}" if earlier else "")
-    write_artifact(change_summary, f"{text}\n", changed=earlier is None, reason=reason)
+    facts = ChangesFacts(changed=earlier is None, reason=reason)
+    write_artifact(change_summary, f"{text}\n", **facts)
     return earlier is None, attempt
 
 

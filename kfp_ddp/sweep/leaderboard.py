@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.log import log
+from kfp_ddp.core.outputs import TuneFacts, TuneFigures
 from kfp_ddp.core.step import Artifact, write_artifact
 from kfp_ddp.core.text import cell
 from kfp_ddp.report import charts
@@ -113,10 +114,10 @@ class Leaderboard:
         log.info(f"best of {len(pairs)}: accuracy {training.accuracy:.4f} with {settings}")
         return trial
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> TuneFigures:
         """Return the metrics of the sweep."""
         trials = self.study.trials
-        figures: dict[str, float] = {
+        figures: TuneFigures = {
             "trials": len(trials),
             "failed": sum(trial.failed for trial in trials),
             "ended_early": sum(map(_ended_early, trials)),
@@ -165,7 +166,8 @@ class Leaderboard:
             parallel=parallel(known, names),
         )
         best_ones = Trials(trials=tuple(records[:MOST_IN_KFP]))
-        write_artifact(self._report, page, sweep=best_ones.model_dump(mode="json"))
+        facts = TuneFacts(sweep=best_ones.model_dump(mode="json"))
+        write_artifact(self._report, page, **facts)
         state = f"{len(pairs)} of at most {self.number} trials, {train} train"
         log.info(f"{state}, best accuracy {best}")
         return Trials(trials=tuple(records))

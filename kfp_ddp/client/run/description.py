@@ -19,7 +19,7 @@ from kfp_ddp.jobs.identity import RUN
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.objects import phase
 from kfp_ddp.k8s.pods import waiting_reason
-from kfp_ddp.local.results import shown
+from kfp_ddp.local.display import shown
 from kfp_ddp.runs.record import TaskRecord
 from kfp_ddp.runs.trials import TrialRecord, read_trials, table
 

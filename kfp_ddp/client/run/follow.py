@@ -37,7 +37,7 @@ from kfp_ddp.jobs.progress import clock
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.pods import waiting_reason
 from kfp_ddp.k8s.resource import PODS
-from kfp_ddp.local.results import RunProgress
+from kfp_ddp.local.display import RunProgress
 from kfp_ddp.report.render import render
 from kfp_ddp.report.training import training_curves
 

@@ -16,11 +16,10 @@ from typing import Any, Protocol
 
 from kfp_ddp.client import pod_program
 from kfp_ddp.core.errors import JobError, StorageError, writing
-from kfp_ddp.core.polling import poll
 from kfp_ddp.core.run_folder import check_run_id
 from kfp_ddp.core.step import handling_signals
 from kfp_ddp.core.text import one_line
-from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.k8s.api import Api, ApiError, Object, poll
 from kfp_ddp.k8s.objects import has_ended, label, phase
 from kfp_ddp.k8s.pods import TRANSIENT, container_reason, failure_reason, waiting_reason
 from kfp_ddp.k8s.resource import CLAIMS, PODS

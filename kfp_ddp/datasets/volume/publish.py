@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.log import log
-from kfp_ddp.core.polling import poll
 from kfp_ddp.datasets.volume.cluster import (
     ATTACHMENTS,
     CLAIMS,
@@ -18,7 +17,7 @@ from kfp_ddp.datasets.volume.cluster import (
 )
 from kfp_ddp.datasets.volume.request import DOMAIN, LEASE, MANAGED, Published, VolumeRequest
 from kfp_ddp.jobs.live_runs import live_runs
-from kfp_ddp.k8s.api import Api, Object, Refused
+from kfp_ddp.k8s.api import Api, Object, Refused, poll
 from kfp_ddp.k8s.objects import annotation, part
 from kfp_ddp.k8s.resource import STORAGE_CLASSES, Resource
 from kfp_ddp.storage.http.origin import display

@@ -15,6 +15,7 @@ from kfp_ddp import report
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import atomic_write, sha256
 from kfp_ddp.core.log import log
+from kfp_ddp.core.outputs import GateFacts
 from kfp_ddp.core.run_folder import VERDICT
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.core.step import Artifact, step, write_artifact
@@ -81,8 +82,15 @@ def run(
             appraisal = Appraisal(*TITLES[blessed, False])
             document = render("gate.html", title=appraisal.title, checks=judgement.checks)
     write_artifact(gate_report, document)
-    facts = {"blessed": blessed, "reason": why, "champion": version}
-    facts |= appraisal._asdict() | {"causes": "; ".join(appraisal.causes)}
+    facts: GateFacts = {
+        "blessed": blessed,
+        "reason": why,
+        "champion": version,
+        "title": appraisal.title,
+        "level": appraisal.level,
+        "words": appraisal.words,
+        "causes": "; ".join(appraisal.causes),
+    }
     write_artifact(gate_verdict, markdown(appraisal, judgement.checks), **facts)
     log.info(why)
     if attempt and not blessed:

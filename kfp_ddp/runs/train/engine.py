@@ -1,6 +1,7 @@
 """The `train` step: check the input, start and follow the ranks, write the artifacts."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.folders import is_per_node, is_remote
 from kfp_ddp.core.log import log
+from kfp_ddp.core.outputs import TrainFigures
 from kfp_ddp.core.run_folder import MLFLOW, RunFolder, task_title
 from kfp_ddp.core.settings import mapping_of, split
 from kfp_ddp.core.step import step, write_artifact, write_job
@@ -238,12 +240,13 @@ def figures_of(run_dir: Path, newest: Manifest) -> dict[str, float]:
         if (event.get("event"), event.get("step")) == ("eval", newest.step):
             own = event  # a resume may repeat it
     evaluation = own or last["eval"]
-    figures = {
+    unknown = math.nan
+    figures: TrainFigures = {
         "step": newest.step,
-        "train_loss": last["step"].get("loss"),
-        "images_per_s": last["step"].get("images_per_s"),
-        "val_loss": evaluation.get("loss"),
-        "val_accuracy": evaluation.get("accuracy"),
-        "val_top5": evaluation.get("top5"),
+        "train_loss": last["step"].get("loss", unknown),
+        "images_per_s": last["step"].get("images_per_s", unknown),
+        "val_loss": evaluation.get("loss", unknown),
+        "val_accuracy": evaluation.get("accuracy", unknown),
+        "val_top5": evaluation.get("top5", unknown),
     }
     return {name: float(value) for name, value in figures.items() if is_number(value)}

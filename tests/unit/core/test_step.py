@@ -1,14 +1,18 @@
+import importlib
 import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import pytest
 
+from kfp_ddp.core import outputs
 from kfp_ddp.core import step as module
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.outputs import EvaluateFigures, StepOutputs
 from kfp_ddp.core.step import step, write_job
+from kfp_ddp.models.evaluation import figures_for
 
 
 def test_error_of_a_user_ends_the_step_with_one_line() -> None:
@@ -69,3 +73,19 @@ def test_job_artifact_has_no_values_of_variables(tmp_path: Path, job: Any) -> No
     for name in ("TOKEN", "secretKeyRef", "EMPTY"):
         assert name in text
     assert json.dumps(job) == before
+
+
+READ = [one for one in vars(outputs).values() if isinstance(one, StepOutputs)]
+
+
+@pytest.mark.parametrize("one", READ, ids=lambda one: one.step)
+def test_component_returns_the_parameters_that_are_read(one: StepOutputs[Any]) -> None:
+    name = one.step.replace("-", "_")
+    component = getattr(importlib.import_module(f"kfp_ddp.components.{name}.component"), name)
+    hints = get_type_hints(one.form, include_extras=True)
+    parameters = {key for key, hint in hints.items() if get_origin(hint) is Annotated}
+    assert parameters <= {*(component.component_spec.outputs or ())}
+
+
+def test_metrics_of_the_evaluation_have_the_figures_that_are_read() -> None:
+    assert {*EvaluateFigures.__annotations__} <= {one.name for one in figures_for("kfp")}

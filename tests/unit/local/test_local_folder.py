@@ -17,9 +17,9 @@ from kfp_ddp.cli import run as cli_run
 from kfp_ddp.client.run import follow
 from kfp_ddp.client.run.run_info import local_run
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, StorageError
-from kfp_ddp.local import demo, engine, results, runs
+from kfp_ddp.local import demo, display, engine, runs
+from kfp_ddp.local.display import CLEAR_LINE, Phase
 from kfp_ddp.local.folder import LocalRun, begin, link_latest, locked, unfinished
-from kfp_ddp.local.results import CLEAR_LINE, Phase
 from kfp_ddp.local.survey import resolve_source, survey
 from tests import photographs, run_output
 from tests.commands import call, document, output, refused
@@ -382,7 +382,7 @@ def test_line_of_a_step_in_a_loop_is_of_the_newest_iteration(tmp_path: Path) -> 
     write(tmp_path / "work/run/train/metrics.jsonl", text)
     line = "69 of 180 steps, stopped early, 5 images/s"
     assert runs.describe_step(tmp_path, "train") == line
-    assert results.RunProgress(tmp_path).line(80).endswith("180 · 5 images/s · stopped early")
+    assert display.RunProgress(tmp_path).line(80).endswith("180 · 5 images/s · stopped early")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
@@ -400,7 +400,7 @@ def test_line_neither_wraps_nor_cuts_words(columns: int, monkeypatch: pytest.Mon
 def test_time_left_stays_in_a_narrow_terminal(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="train")
     for width, parts in ((22, ["step", "ETA"]), (49, ["step", "val", "ETA"]), (66, ["██", "loss"])):
-        line = results.RunProgress(run).line(width)
+        line = display.RunProgress(run).line(width)
         assert len(line) <= width
         assert all(part in line for part in (*parts, "ETA")), line
 
@@ -409,7 +409,7 @@ def test_log_has_a_line_a_minute_and_one_per_phase(monkeypatch: pytest.MonkeyPat
     stream = io.StringIO()
     phase = Phase("train", stream)
     phase.show("step 1")
-    monkeypatch.setattr(results, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(display, "LOG_SECONDS", 0.0)
     phase.show("step 2")
     phase.end(good=True)
     lines = stream.getvalue().splitlines()
