@@ -134,6 +134,19 @@ class Settings(BaseModel):
         return "it should be a list"
 
 
+class SettingsPart(Settings):
+    """A part of the settings of a training run; it checks the rules among its own fields."""
+
+    def is_set(self, name: str) -> bool:
+        """Return whether the field was set; a default may be replaced by a better one."""
+        return name in self.model_fields_set
+
+    def _fill(self, **values: Any) -> None:
+        """Change fields of this frozen model while it is validated; they do not count as set."""
+        # An attribute is frozen, and model_copy marks a field as set: to_argv would repeat it.
+        self.__dict__.update(values)
+
+
 def check_reserved(subject: str, settings: Mapping[str, Any], reserved: Mapping[str, str]) -> None:
     """Raise InputError, with its reason, if settings, named `subject`, have a reserved name."""
     for name in settings:

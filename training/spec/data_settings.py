@@ -4,8 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from kfp_ddp.core.settings import SettingsPart
 from kfp_ddp.pictures.reading import BACKGROUND, MAX_PIXELS, VALUE_RANGE, Fit
-from kfp_ddp.training.spec.settings_part import SettingsPart
 
 FOLD = r"^$|^[1-9]\d?/([2-9]|[1-9]\d)$"
 PATTERNS = {

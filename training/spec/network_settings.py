@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from kfp_ddp.core.secrets import reason
-from kfp_ddp.core.settings import hint
+from kfp_ddp.core.settings import SettingsPart, hint
 from kfp_ddp.training.spec import model_file, timm_networks
-from kfp_ddp.training.spec.settings_part import SettingsPart
 from kfp_ddp.training.spec.torchvision_weights import TORCHVISION
 
 SMALL_RESNETS = ("cifar_resnet8", "cifar_resnet14", "cifar_resnet20")

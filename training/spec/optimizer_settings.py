@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PlainSerializer, WrapValidator, model_validator
 
-from kfp_ddp.training.spec.settings_part import SettingsPart
+from kfp_ddp.core.settings import SettingsPart
 
 ADAMW = {"learning_rate": 1e-3, "weight_decay": 1e-2}
 """Defaults of optimizer=adamw, for fields that were not set."""

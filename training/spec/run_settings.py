@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from kfp_ddp.core.secrets import reason
-from kfp_ddp.training.spec.settings_part import SettingsPart
+from kfp_ddp.core.settings import SettingsPart
 
 _MLFLOW = re.compile("(https?|file|databricks)(://|$)")
 
