@@ -12,8 +12,8 @@ from torch import nn
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.spec.config import TrainConfig
-from kfp_ddp.training.state import safetensors_file
 from kfp_ddp.training.state.checkpoint import ModelInfo, check_shapes
+from kfp_ddp.training.state.weight_files import open_safetensors
 
 
 def write(model: nn.Module, info: ModelInfo, path: Path) -> None:
@@ -62,7 +62,7 @@ def read(path: Path, step: int, *, allow_code: bool = False) -> tuple[nn.Module,
     from safetensors import SafetensorError
 
     try:
-        with safetensors_file.opened(path) as file:
+        with open_safetensors(path) as file:
             info = _description(file.metadata() or {}, step)
             if info.model_code and not allow_code:
                 raise InputError(

@@ -33,7 +33,7 @@ from kfp_ddp.training.spec.manifest import (
     step_dirs,
     step_of,
 )
-from kfp_ddp.training.state.torch_file import load
+from kfp_ddp.training.state.weight_files import load
 
 _PAUSES_S = (0.5, 2.0)
 _DAMAGE = (

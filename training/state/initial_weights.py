@@ -27,8 +27,8 @@ from kfp_ddp.training.spec.torchvision_weights import (
     file_of,
     is_intact,
 )
-from kfp_ddp.training.state import checkpoint, safetensors_file
-from kfp_ddp.training.state.torch_file import load, no_weights
+from kfp_ddp.training.state import checkpoint
+from kfp_ddp.training.state.weight_files import load, no_weights, open_safetensors
 
 BUNDLED = "model.safetensors"
 _LISTED = "MANIFEST.sha256"
@@ -134,7 +134,7 @@ def _safetensors(path: Path) -> Weights:
     from safetensors import SafetensorError
 
     try:
-        with safetensors_file.opened(path) as file:
+        with open_safetensors(path) as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return Weights(

@@ -1,10 +1,11 @@
-"""Files that torch.save wrote, read without the code in them."""
+"""Files of weights, by torch.save or in safetensors, read without the code in them."""
 
 import contextlib
 import os
 import pickle
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, is_zipfile
@@ -15,6 +16,8 @@ from torch.serialization import safe_globals
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
 
+LARGEST_HEADER = 16 << 20
+"""Limit in bytes of names, shapes and metadata; 20,000 classes of 40 letters have 1 MB."""
 _DAMAGE = (RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError, BadZipFile)
 
 
@@ -125,3 +128,16 @@ def no_weights(path: Path, error: object) -> InputError:
         f"{path} contains no readable weights ({one_line(error)}): use a state_dict saved by "
         "torch.save or as .safetensors"
     )
+
+
+@contextlib.contextmanager
+def open_safetensors(path: Path) -> Iterator[Any]:
+    """Yield a file of safetensors; raise OSError, SafetensorError, or ValueError if it is large."""
+    from safetensors import safe_open
+
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if length > LARGEST_HEADER:
+        raise ValueError(f"its header has {length:,} bytes, more than {LARGEST_HEADER:,}")
+    with safe_open(path, framework="pt") as content:
+        yield content
