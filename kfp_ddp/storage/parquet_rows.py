@@ -45,8 +45,10 @@ _AT_ONCE = 4
 _BATCH = 64
 _CHUNK = 1 << 20
 _PNG = b"\x89PNG"
-_OFFSET = 48
-"""Bits of a pin below the number of the file: an offset, or a group and a row of it."""
+_SIZE = 8
+"""Bytes for the size of a copy."""
+_GROUPS = 48
+"""Bits of a pin below the number of the file: a group and a row of it."""
 _ROWS = 24
 """Bits of these for the row."""
 _LARGEST_GUESS = 1 << 20
@@ -195,9 +197,9 @@ class ParquetRows(ABC):
         with self.opened(shard) as file:
             parquet = parquet_file(file)
             for place, row in _rows(parquet, number, self.columns, self.read):
-                picture = row[self.columns.image]
+                picture = row[self.columns.image] or {"bytes": None}
                 folder = self.columns.class_of(row[self.columns.label])
-                if picture is not None and folder:
+                if folder and picture.get("bytes", b"") is not None:
                     self.add(listing, self._name(shard, folder, place, picture), place, picture)
             without = parquet.metadata.num_rows - len(listing)
         if without:
@@ -212,7 +214,7 @@ class ParquetRows(ABC):
 
 
 class CopiedRows(ParquetRows):
-    """Pictures that the listing copies to files without a name, which end with this process."""
+    """Pictures that the listing copies to a file without a name, which ends with this process."""
 
     sized = True
     read = ("bytes", "path")
@@ -220,34 +222,33 @@ class CopiedRows(ParquetRows):
     def __init__(self, *arguments: Any, folder: str) -> None:
         """`folder`: with room for all pictures."""
         super().__init__(*arguments)
-        self._files = [nameless_file(folder) for _ in self.shards]
-        for file in self._files:  # a source has no end of its own
-            weakref.finalize(self, file.close)
         self._folder = folder
-        self._sizes: dict[int, int] = {}
+        self._file = nameless_file(folder)
+        weakref.finalize(self, self._file.close)  # a source has no end of its own
+        self._lock = threading.Lock()
 
     def add(self, listing: Listing, name: str, place: Place, picture: Mapping[str, Any]) -> None:
-        """Copy the picture; its content identifies it."""
-        content = hashlib.sha256(picture["bytes"])
-        file = self._files[place.shard]
-        pin = (place.shard << _OFFSET) + file.tell()
-        with writing(self._folder):
-            size = file.write(picture["bytes"])
-        self._sizes[pin] = size
-        listing.add(name, size, 0, pin, token_of(content))
+        """Copy the picture behind its size; its content identifies it."""
+        content: bytes = picture["bytes"]
+        size = len(content).to_bytes(_SIZE, "big")
+        with self._lock, writing(self._folder):
+            pin = self._file.tell()
+            self._file.write(size + content)
+        listing.add(name, len(content), 0, pin, token_of(hashlib.sha256(content)))
 
     def reader(self, threads: Executor | None) -> FolderReader:
         """Return a reader of the copies."""
+        with writing(self._folder):
+            self._file.flush()
         return FolderReader(self, threads)
 
     def blocks(self, name: str, pin: int, offset: int) -> Iterator[bytes]:
         """Yield a copy from an offset on."""
-        shard, start = divmod(pin, 1 << _OFFSET)
-        file = self._files[shard]
-        file.flush()
-        end = start + self._sizes[pin]
+        file = self._file.fileno()
+        start = pin + _SIZE
+        end = start + int.from_bytes(os.pread(file, _SIZE, pin), "big")
         for place in range(start + offset, end, _CHUNK):
-            yield os.pread(file.fileno(), min(_CHUNK, end - place), place)
+            yield os.pread(file, min(_CHUNK, end - place), place)
 
 
 class RemoteRows(ParquetRows):
@@ -264,7 +265,7 @@ class RemoteRows(ParquetRows):
     def add(self, listing: Listing, name: str, place: Place, picture: Mapping[str, Any]) -> None:
         """Add the picture, which its row identifies."""
         tag = f"{self.shards[place.shard].tag}-{place.row}"
-        pin = (place.shard << _OFFSET) + (place.group << _ROWS) + place.member
+        pin = (place.shard << _GROUPS) + (place.group << _ROWS) + place.member
         listing.add(name, place.average, 0, pin, tag)
 
     def reader(self, threads: Executor | None) -> FolderReader:
@@ -273,7 +274,7 @@ class RemoteRows(ParquetRows):
 
     def picture(self, pin: int) -> bytes:
         """Return the picture of a row."""
-        shard, place = divmod(pin, 1 << _OFFSET)
+        shard, place = divmod(pin, 1 << _GROUPS)
         group, member = divmod(place, 1 << _ROWS)
         with self._lock:  # the next row is often of the same group
             picture: bytes = self._group(shard, group)[member]

@@ -374,18 +374,15 @@ def test_rows_of_parquet_are_pictures_in_class_folders(
     assert not list((tmp_path / ".kfsync").glob("tmp*"))
 
 
-def test_a_row_that_moves_to_another_file_is_known_by_its_content(
-    pictures: Hub, tmp_path: Path
-) -> None:
+def test_rows_that_are_added_leave_the_others_as_they_are(pictures: Hub, tmp_path: Path) -> None:
+    """Without a picture or its bytes, a row is left out."""
     url = "hf://datasets/owner/pets"
     first = sync(url, tmp_path, QUICK)
-    changed = table(
-        [*rows_of("validation-00000-of-00001.parquet"), *rows_of("train-00001-of-00002.parquet")]
-    )
-    pictures.files["data/validation-00000-of-00001.parquet"] = changed
-    options = SyncOptions(concurrency=2, timeout=5, label_column="label")
-    second = sync(url, tmp_path, options)
-    assert len(second.changes.same) == 7
+    rows = rows_of("validation-00000-of-00001.parquet") + rows_of("train-00001-of-00002.parquet")
+    rows += [{"image": None, "label": 0}, {"image": {"bytes": None, "path": "a.jpg"}, "label": 0}]
+    pictures.files["data/validation-00000-of-00001.parquet"] = table(rows)
+    second = sync(url, tmp_path, QUICK)
+    assert (len(second.changes.same), len(second.changes.added)) == (10, 3)
     assert second.digest != first.digest
 
 
