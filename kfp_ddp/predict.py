@@ -31,10 +31,10 @@ except ModuleNotFoundError as error:
 from kfp_ddp.models import doubt, onnx_runtimes
 from kfp_ddp.models.bundle import LARGEST_MODEL, ONNX, WEIGHTS, Bundle
 from kfp_ddp.models.doubt import UNKNOWN, Thresholds
-from kfp_ddp.models.interface import read_interface
+from kfp_ddp.models.interface import Interface, read_interface
 from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, Logits
 from kfp_ddp.pictures import decoder
-from kfp_ddp.pictures.reading import MAX_PIXELS, PADDING, Fit, Reading
+from kfp_ddp.pictures.reading import PADDING, Reading
 from kfp_ddp.pictures.shards import Where, content
 
 if TYPE_CHECKING:
@@ -63,25 +63,18 @@ _UNSEEN = 0.5
 class Model:
     """A classifier: call it with pictures."""
 
-    classes: tuple[str, ...]
-    short_side: int
-    """Pixels to which the shorter side of a picture is resized."""
-    size: int
-    """Side of the centre crop in pixels."""
-    background: str
-    """Colour behind transparent pixels, as #rrggbb; '' drops the alpha channel."""
-    value_range: str
-    """Values of black and white, as BLACK,WHITE, of pictures of more than 8 bits or fractions."""
-    fit: Fit
-    """What of a picture that is not square is classified, as the setting of the training."""
+    interface: Interface
     runtime: str
     """onnxruntime or torch."""
     logits: Logits
     """Function of uint8 images [N, 3, size, size] in RGB."""
-    max_pixels: int = MAX_PIXELS
-    """Pixels of the largest picture, as the training has it."""
     thresholds: Thresholds = UNKNOWN
     """Which of its predictions are sure."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes, in the order of the probabilities."""
+        return self.interface.classes
 
     def __call__(self, pictures: Sequence[Picture]) -> NDArray[np.float64]:
         """Return the probability of each class for each picture: float64 [pictures, classes].
@@ -101,8 +94,7 @@ class Model:
 
     def square(self, picture: Picture) -> Bytes:
         """Return the part of a picture that is classified; see `square`."""
-        how = (self.background, self.value_range, self.fit, self.max_pixels)
-        return square(picture, self.short_side, self.size, *how)
+        return square(picture, self.interface)
 
     def compute(self, squares: Bytes) -> NDArray[np.float64]:
         """Return the same for results of `square`, [N, 3, size, size]."""
@@ -113,7 +105,7 @@ class Model:
             logits = self.logits(squares)
         except Exception as error:
             raise InputError(
-                f"{self.runtime} cannot compute pictures of {self.size} pixels: "
+                f"{self.runtime} cannot compute pictures of {self.interface.size} pixels: "
                 f"{one_line(error)}; export the model again"
             ) from error
         if logits.shape != (len(squares), len(self.classes)):
@@ -129,8 +121,8 @@ class Model:
         Parts are covered with the mean colour. What counts is how much less likely the class is
         then (occlusion, https://arxiv.org/abs/1311.2901), so it works for any model.
         """
-        reach = self.size / _PARTS
-        centres = (np.arange(_PARTS) + 0.5) * self.size / _PARTS
+        reach = self.interface.size / _PARTS
+        centres = (np.arange(_PARTS) + 0.5) * self.interface.size / _PARTS
         sides = [slice(max(0, int(mid - reach)), int(mid + reach)) for mid in centres]
         before = self.compute(image[None])[0, label]
         drops = np.empty((_PARTS, _PARTS), np.float32)
@@ -139,7 +131,9 @@ class Model:
             for one, columns in zip(covered, sides, strict=True):
                 one[:, rows, columns] = image.mean((1, 2))[:, None, None]
             drops[row] = before - self.compute(covered)[:, label]
-        smooth = Image.fromarray(drops).resize((self.size, self.size), Image.Resampling.BILINEAR)
+        smooth = Image.fromarray(drops).resize(
+            (self.interface.size, self.interface.size), Image.Resampling.BILINEAR
+        )
         heat: NDArray[np.float64] = np.clip(np.asarray(smooth, np.float64), 0, None)
         heat /= max(heat.max(), np.finfo(float).tiny)
         return heat
@@ -151,13 +145,11 @@ class Model:
         """
         heat = self.saliency(self.square(picture), label)
         mask = Image.fromarray((heat * _STRONGEST).astype(np.uint8))
-        values = self.value_range
-        reading = Reading("fail", self.max_pixels, self.background, value_range=values)
-        photograph = _decode(picture, reading).convert("L")
+        photograph = _decode(picture, self.interface.reading).convert("L")
         scale = max(1.0, _SHOWN_SIDE / max(photograph.size))
         size = [max(1, round(side * scale)) for side in photograph.size]
         photograph = photograph.resize((size[0], size[1]), Image.Resampling.BICUBIC)
-        left, top, right, bottom = _seen(photograph.size, self.short_side, self.size, self.fit)
+        left, top, right, bottom = _seen(photograph.size, self.interface)
         box = (math.floor(left), math.floor(top), math.ceil(right), math.ceil(bottom))
         seen = photograph.crop(box).convert("RGB")
         seen.paste(_MARK, mask=mask.resize(seen.size, Image.Resampling.BILINEAR))
@@ -191,13 +183,12 @@ def load(bundle: str, signer: "Signer | None" = None, *, allow_code: bool = Fals
     """
     sealed = open_bundle(bundle, signer=signer)
     interface = read_interface(sealed)
-    form = interface[:-1]
-    last = (interface.max_pixels, doubt.read(sealed))
+    thresholds = doubt.read(sealed)
     if ONNX in sealed.listed and find_spec(ONNXRUNTIME):
         content = sealed.read(ONNX, LARGEST_MODEL) or b""
-        return Model(*form, ONNXRUNTIME, onnx_runtimes.load(content), *last)
+        return Model(interface, ONNXRUNTIME, onnx_runtimes.load(content), thresholds)
     if WEIGHTS in sealed.listed and all(map(find_spec, _TORCH)):
-        return Model(*form, _TORCH[0], _in_torch(sealed, allow_code), *last)
+        return Model(interface, _TORCH[0], _in_torch(sealed, allow_code), thresholds)
     needed = {ONNX: ONNXRUNTIME, WEIGHTS: " ".join(_TORCH)}
     commands = [f"pip install {names}" for file, names in needed.items() if file in sealed.listed]
     if not commands:
@@ -219,26 +210,18 @@ def _in_torch(bundle: Bundle, allow_code: bool) -> Logits:
     return lambda squares: network(torch.from_numpy(squares)).numpy()
 
 
-def square(
-    picture: Picture,
-    short_side: int,
-    size: int,
-    background: str,
-    value_range: str = "",
-    fit: Fit = "crop",
-    max_pixels: int = MAX_PIXELS,
-) -> Bytes:
+def square(picture: Picture, interface: Interface) -> Bytes:
     """Return the square that stands for a picture: uint8 [3, size, size], RGB.
 
-    The next arguments are as the fields of `Model`. Values differ from those of torchvision
-    by 2 of 255 at most. Raise InputError if the picture cannot be read, or has more `max_pixels`.
+    Values differ from those of torchvision by 2 of 255 at most. Raise InputError if the picture
+    cannot be read.
     """
-    reading = Reading(background=background, max_pixels=max_pixels, value_range=value_range)
-    image = _decode(picture, reading)
-    if fit == "pad":
+    image = _decode(picture, interface.reading)
+    size = interface.size
+    if interface.reading.fit == "pad":
         return np.asarray(_padded(image, size)).transpose(2, 0, 1)
     # Only the crop is computed: a very long and narrow picture would not fit into memory.
-    box = _seen(image.size, short_side, size, fit)
+    box = _seen(image.size, interface)
     crop = image.resize((size, size), Image.Resampling.BILINEAR, box)
     return np.asarray(crop).transpose(2, 0, 1)
 
@@ -254,20 +237,22 @@ def _padded(image: Image.Image, size: int) -> Image.Image:
     return whole
 
 
-def _seen(sides: tuple[int, int], short_side: int, size: int, fit: Fit) -> Box:
+def _seen(sides: tuple[int, int], interface: Interface) -> Box:
     """Return the part of a picture of these sides that is classified; with bars, more than it."""
+    fit = interface.reading.fit
     if fit == "squash":
         return 0.0, 0.0, float(sides[0]), float(sides[1])
     if fit == "pad":
         longer = max(sides)
         left, top = ((side - longer) / 2 for side in sides)
         return left, top, left + longer, top + longer
+    short_side = interface.short_side
     scale = short_side / min(sides)
     box = [0.0, 0.0, 0.0, 0.0]
     for axis, length in enumerate(sides):
         resized = max(short_side, round(length * scale))
-        start = (resized - size) // 2
-        box[axis], box[axis + 2] = (at * length / resized for at in (start, start + size))
+        start = (resized - interface.size) // 2
+        box[axis], box[axis + 2] = (at * length / resized for at in (start, start + interface.size))
     return box[0], box[1], box[2], box[3]
 
 

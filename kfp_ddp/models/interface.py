@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.models.bundle import CLASSES, INTERFACE, REQUEST, RESPONSE, Bundle
-from kfp_ddp.pictures.reading import BACKGROUND, MAX_PIXELS, VALUE_RANGE, Fit
+from kfp_ddp.pictures.reading import BACKGROUND, MAX_PIXELS, READING, VALUE_RANGE, Fit, Reading
 
 LARGEST_SIDE = 16384
 _LARGEST = 64 << 20
@@ -81,13 +81,7 @@ class Interface(NamedTuple):
     classes: tuple[str, ...]
     short_side: int
     size: int
-    background: str
-    """Colour behind transparent pixels, as #rrggbb; '' drops the alpha channel."""
-    value_range: str = ""
-    """As the setting of the training."""
-    fit: Fit = "crop"
-    max_pixels: int = MAX_PIXELS
-    """Pixels of the largest picture."""
+    reading: Reading = READING
 
 
 class Sample(NamedTuple):
@@ -109,15 +103,8 @@ def read_interface(bundle: Bundle) -> Interface:
         raise bundle.damaged(f"{'classes' if signature else 'signature'}.json is missing")
     size = signature.inputs[0].shape[2]
     before = signature.preprocessing
-    return Interface(
-        classes.root,
-        before.short_side,
-        size,
-        before.background,
-        before.value_range,
-        before.fit,
-        before.max_pixels,
-    )
+    reading = Reading(**before.model_dump(exclude={"short_side"}))
+    return Interface(classes.root, before.short_side, size, reading)
 
 
 def read_sample(bundle: Bundle) -> Sample | None:

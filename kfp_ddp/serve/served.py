@@ -25,7 +25,6 @@ from kfp_ddp.models.bundle import LARGEST_MODEL, ONNX, Bundle
 from kfp_ddp.models.champion import open_bundle
 from kfp_ddp.models.interface import Interface, read_interface, read_sample
 from kfp_ddp.models.onnx_runtimes import Loaded, Logits, load
-from kfp_ddp.pictures.reading import Fit
 from kfp_ddp.predict import ranking, softmax, square
 
 if TYPE_CHECKING:
@@ -41,11 +40,6 @@ class Ready:
     interface: Interface
     loaded: Loaded
     thresholds: doubt.Thresholds
-
-    @property
-    def form(self) -> tuple[int, int, str, str, Fit, int]:
-        """Arguments of `square` after the picture."""
-        return self.interface[1:]
 
 
 def ready(
@@ -67,7 +61,8 @@ def ready(
         raise InputError(f"the bundle {sealed.uri} has no {file}, so no server can load it")
     loaded = load(content, threads)
     interface = read_interface(sealed)
-    interface = interface._replace(max_pixels=max_pixels or interface.max_pixels)
+    if max_pixels is not None:
+        interface = interface._replace(reading=interface.reading._replace(max_pixels=max_pixels))
     takes = loaded.entry[1][1:]
     if takes != (3, interface.size, interface.size):
         raise sealed.damaged(
@@ -140,8 +135,7 @@ class Served(Model):  # type: ignore[misc]
     def __init__(self, model: Ready, name: str, largest: int, waiting: int) -> None:
         super().__init__(name)
         self.version = model.sealed.version
-        self.classes = model.interface.classes
-        self.form = model.form
+        self.interface = model.interface
         self.thresholds = model.thresholds
         self.entry = model.loaded.entry
         self.output = model.loaded.output
@@ -188,7 +182,7 @@ class Served(Model):  # type: ignore[misc]
         logits = await self.batches(await self._decoded([picture]))
         (row,) = softmax(logits)
         (sure,) = self.thresholds.sure(logits)
-        return {"sure": sure, "classes": ranking(self.classes, row)}
+        return {"sure": sure, "classes": ranking(self.interface.classes, row)}
 
     async def _decoded(self, pictures: list[bytes]) -> Images:
         """Decode pictures in another thread, so that other requests are answered meanwhile."""
@@ -198,7 +192,7 @@ class Served(Model):  # type: ignore[misc]
         self.decoding += len(pictures)
         try:
             squares = [
-                await run(self.decoders, square, picture, *self.form) for picture in pictures
+                await run(self.decoders, square, picture, self.interface) for picture in pictures
             ]
             return np.stack(squares)
         finally:

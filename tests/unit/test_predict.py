@@ -17,6 +17,7 @@ from kfp_ddp.cli import serve as predict
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.export import contents
 from kfp_ddp.export.formats import INPUT, OUTPUT
+from kfp_ddp.models.interface import Interface
 from kfp_ddp.pictures.reading import Fit, Reading
 from kfp_ddp.predict import Model, square
 from kfp_ddp.training.data import image_files, transforms
@@ -51,7 +52,7 @@ def test_pictures_are_read_as_in_evaluation(
         reading = Reading(background=background, fit=fit)
         pixels = image_files.read(str(tmp_path / name), reading)
         evaluated = transforms.evaluate(pixels, size, reading).numpy().astype(int)
-        own = square(tmp_path / name, short, size, background, fit=fit)
+        own = square(tmp_path / name, Interface((), short, size, reading))
         assert np.abs(own - evaluated).max() <= 2
 
 
@@ -60,7 +61,7 @@ def test_only_the_centre_of_a_line_is_computed(shape: tuple[int, int], tmp_path:
     path = tmp_path / "line.png"
     Image.new("RGB", shape, (10, 200, 30)).save(path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    pixels = square(path, 256, 224, "")
+    pixels = square(path, Interface((), 256, 224))
     grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert (pixels == np.array([10, 200, 30], np.uint8)[:, None, None]).all()
     assert grown_kb < 400 << 10  # the largest picture takes 108 MB when decoded
@@ -70,7 +71,7 @@ def test_only_the_centre_of_a_line_is_computed(shape: tuple[int, int], tmp_path:
     "one", ["a.jpg", Path("a.jpg"), b"", noise(9, 9, 3), np.zeros((9, 9, 3), np.uint8)], ids=type
 )
 def test_one_picture_is_no_list(one: Any) -> None:
-    model = Model(("a", "b"), 9, 9, "", "", "crop", "", lambda p: np.zeros((len(p), 2), np.float32))
+    model = Model(Interface(("a", "b"), 9, 9), "", lambda p: np.zeros((len(p), 2), np.float32))
     with pytest.raises(InputError, match="give a list of pictures"):
         model(one)
     assert model([np.asarray(noise(9, 9, 3))] * 2).shape == (2, 2)
@@ -96,7 +97,7 @@ def test_a_photograph_is_marked_in_its_own_size(
         bright = pictures[:, :, :2, :2].mean((1, 2, 3), dtype=np.float32)
         return np.stack([bright / 50, 0 * bright + 3], 1)
 
-    model = Model(("a", "b"), 20, 16, "", "", "crop", "", corner)
+    model = Model(Interface(("a", "b"), 20, 16), "", corner)
     photograph = Image.new("RGB", own, (90, 90, 90))
     photograph.paste((200, 200, 200), (0, 0, own[0] // 2 or 1, own[1] // 2))
     marked = np.asarray(model.explain(photograph, 0)).astype(int)
@@ -124,7 +125,7 @@ def test_an_unreadable_file_is_reported_in_one_line(tmp_path: Path) -> None:
     }
     for path, why in reasons.items():
         with pytest.raises(InputError) as refused:
-            square(path, 16, 16, "")
+            square(path, Interface((), 16, 16))
         line = str(refused.value)
         assert str(path) in line
         assert why in line

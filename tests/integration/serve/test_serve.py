@@ -318,7 +318,7 @@ def test_a_picture_may_be_as_large_as_in_the_training(sealed: Path, tmp_path: Pa
     with pytest.raises(InputError, match=r"max_pixels=349999: .* serve by --max-pixels"):
         load(str(few))([scan])
     for own, most in ((None, 349_999), (350_000, 350_000)):
-        assert ready(str(few), max_pixels=own).form[-1] == most
+        assert ready(str(few), max_pixels=own).interface.reading.max_pixels == most
 
 
 def test_too_large_request_is_refused_before_it_is_complete(server: Server) -> None:
