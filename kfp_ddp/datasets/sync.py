@@ -1,7 +1,6 @@
 """Sync a source to a target: list, check names, compare, lock, download, publish."""
 
 import os
-import tempfile
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -51,7 +50,7 @@ def sync(
             select=Filter(options.include, options.exclude),
             requester_pays=options.requester_pays,
             label_column=options.label_column,
-            copies=tempfile.gettempdir() if options.dry_run else str(target / ".kfsync"),
+            copies=_folder_of_copies(target, options.dry_run),
         ),
     )
     checks.check_apart(source_url, target)
@@ -72,6 +71,15 @@ def sync(
         f"{source.url} changed during each of two attempts ({name!r} is not as it was listed): "
         "sync when its writer is done"
     )
+
+
+def _folder_of_copies(target: Path, dry_run: bool) -> str:
+    """Return where a listing may copy pictures to: a dry run writes nothing to the target."""
+    if not dry_run:
+        return str(target / ".kfsync")
+    import tempfile  # only dry runs need it
+
+    return tempfile.gettempdir()
 
 
 def _attempt(context: Context, target: Path, dataset: str) -> Result:

@@ -319,10 +319,10 @@ def parquet_file(file: IO[bytes]) -> "ParquetFile":
 
 def suffix_of(parquet: "ParquetFile", columns: Columns) -> str:
     """Return the suffix of the first picture, for all that have no name."""
-    for _, row in _rows(parquet, 0, columns, ("bytes",)):
-        picture = row[columns.image]
-        return ".png" if picture and (picture["bytes"] or b"").startswith(_PNG) else ".jpg"
-    return ".jpg"
+    pictures = (row[columns.image] for _, row in _rows(parquet, 0, columns, ("bytes",)))
+    first: Mapping[str, Any] = next(filter(None, pictures), {})
+    content = first.get("bytes") or b""
+    return ".png" if content.startswith(_PNG) else ".jpg"
 
 
 def _rows(
