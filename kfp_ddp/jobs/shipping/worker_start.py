@@ -114,8 +114,8 @@ def prepare_source(name: str, locks: list[str]) -> str:
     folder = tempfile.mkdtemp(prefix="kfp-ddp-")
     code = os.path.join(folder, "code")
     _extract(content, code, "r:")
-    pins = [pin for lock in locks for pin in _pins(code, lock)]
-    lines = list({pin.partition("==")[0]: pin for pin in pins}.values())
+    # Two locks may have the same line, and a lock two versions of a package by markers.
+    lines = list(dict.fromkeys(pin for lock in locks for pin in _pins(code, lock)))
     if importlib.util.find_spec("torch") is not None:
         lines = [line for line in lines if not WITH_TORCH.match(line)]
     for option in IN_MAP:
