@@ -87,7 +87,7 @@ def test_folder_becomes_a_report_and_a_bundle(
 
 def test_cut_out_is_predicted_as_its_flat_copy(summary: dict[str, Any], photos: Path) -> None:
     names, network = ("cut.png", "flat.jpg"), load(summary["bundle"])
-    assert network.background == "#ffffff"
+    assert network.interface.reading.background == "#ffffff"
     for path in sorted(photos.rglob("*.jpg"))[::12]:
         cut = Image.open(path).convert("RGBA")
         hole = (0, 0, cut.width // 2, cut.height)
