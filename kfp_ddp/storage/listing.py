@@ -25,7 +25,7 @@ EMPTY = f"sha256-{hashlib.sha256().hexdigest()}"
 
 @dataclass
 class Listing:
-    """Objects of one source, sorted by name; columns, so that a million fit in 250 MB.
+    """Objects of one source, sorted by name; columns, so that a million fit in 300 MB.
 
     `names` are relative to the source's prefix and, after the name policy, to the target.
     `crcs` are crc32c values, before a download only where the store `lists_crc`. `tags` are the
