@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from kfp_ddp.datasets.options import SyncOptions
-from kfp_ddp.storage.source import Retry, Source
+from kfp_ddp.storage.listing import Filter
+from kfp_ddp.storage.source import Retry, Source, SourceOptions
 
 if TYPE_CHECKING:
     from kfp_ddp.pictures.reading import LayoutRule
@@ -39,6 +40,21 @@ class Throttle:
 
 Watch = Callable[[str, SyncCounters | None, int, int], None]
 """Called as (phase, meter, files, bytes) when a phase starts."""
+
+
+def source_options(
+    options: SyncOptions, select: Filter, ahead: int = 0, copies: str = ""
+) -> SourceOptions:
+    """Return how a sync with these options opens its source; see `SourceOptions`."""
+    return SourceOptions(
+        timeout=options.timeout,
+        symlinks=options.symlinks,
+        ahead=ahead,
+        select=select,
+        requester_pays=options.requester_pays,
+        label_column=options.label_column,
+        copies=copies,
+    )
 
 
 class Context(NamedTuple):

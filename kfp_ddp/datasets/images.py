@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import human, printable
-from kfp_ddp.datasets.context import Context
+from kfp_ddp.datasets.context import Context, source_options
 from kfp_ddp.datasets.names import apply, without_markers
 from kfp_ddp.datasets.options import SyncOptions, below
 from kfp_ddp.datasets.stage import FileStage
@@ -21,7 +21,7 @@ from kfp_ddp.pictures.splits import splits_of
 from kfp_ddp.pictures.tables import LARGEST, Labels, labels_of, roots_of
 from kfp_ddp.storage.kinds import open_source
 from kfp_ddp.storage.listing import Filter, Listing
-from kfp_ddp.storage.source import Retry, SourceOptions
+from kfp_ddp.storage.source import Retry
 
 FEW = 10
 """A class with fewer training images gets a warning."""
@@ -109,14 +109,8 @@ def sample(source_url: str, options: SyncOptions, rule: LayoutRule) -> tuple[Lay
     """List a source; return the layout of its images, and the content of some for training."""
     options = replace(options, exclude=below(source_url, options.exclude))
     select = Filter(options.include, options.exclude)
-    limits = SourceOptions(
-        options.timeout,
-        options.symlinks,
-        select=select,
-        requester_pays=options.requester_pays,
-        label_column=options.label_column,
-    )
-    context = Context(open_source(source_url, limits), options, Retry(), lambda *_: None)
+    source = open_source(source_url, source_options(options, select))
+    context = Context(source, options, Retry(), lambda *_: None)
     listed = select.select(without_markers(context.source.listing())[0])
     listing = apply(listed, options.hostile_names, exclude=options.exclude).listing
     layout = check(context, rule, listing, None).layout

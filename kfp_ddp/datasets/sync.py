@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.datasets import checks, names
 from kfp_ddp.datasets.build import build, changes, confirm, repair, stage_of
-from kfp_ddp.datasets.context import Context, Watch
+from kfp_ddp.datasets.context import Context, Watch, source_options
 from kfp_ddp.datasets.disk import locked, versions_lock, writing
 from kfp_ddp.datasets.options import SyncOptions, below, canonical, dataset_name
 from kfp_ddp.datasets.report import Result
@@ -18,7 +18,7 @@ from kfp_ddp.datasets.versions import DatasetVersions, collect
 from kfp_ddp.storage import manifest
 from kfp_ddp.storage.kinds import open_source
 from kfp_ddp.storage.listing import Filter, weakness
-from kfp_ddp.storage.source import Changed, Retry, SourceOptions
+from kfp_ddp.storage.source import Changed, Retry
 
 if TYPE_CHECKING:
     from kfp_ddp.pictures.reading import LayoutRule
@@ -41,18 +41,10 @@ def sync(
     began = time.monotonic()
     options = replace(options, exclude=below(source_url, options.exclude))
     new = not options.dry_run and not os.path.exists(target / ".kfsync")
-    source = open_source(
-        source_url,
-        SourceOptions(
-            timeout=options.timeout,
-            symlinks=options.symlinks,
-            ahead=options.concurrency if new else 0,
-            select=Filter(options.include, options.exclude),
-            requester_pays=options.requester_pays,
-            label_column=options.label_column,
-            copies=_folder_of_copies(target, options.dry_run),
-        ),
-    )
+    ahead = options.concurrency if new else 0
+    select = Filter(options.include, options.exclude)
+    copies = _folder_of_copies(target, options.dry_run)
+    source = open_source(source_url, source_options(options, select, ahead, copies))
     checks.check_apart(source_url, target)
     checks.check_versioned(target)
     dataset = dataset_name(options.dataset, source_url)
